@@ -9,7 +9,7 @@
 //   C4 A move inserts the new entry before it clears the old one, so that a death in between leaves
 //      two good entries and never none. A scavenger or a rebuild keeps one of them.
 //
-// Owns: the chosen victims, the slabs to choose from, and the bytes put since the last look at the
+// Owns: the chosen victims, the sample and the slabs to choose from, and the bytes put since the last look at the
 // watermarks. Calls: Attributes, KeyLocks, Lookup, Namespaces, Retirement, Writing (headers and
 // entries), Grants (extents wanted), Recovery, Usage.
 #pragma once
@@ -131,17 +131,17 @@ class Space {
   static constexpr uint64_t kGroup = 8;    ///< neighbours in a sample, whose words share lines
   static constexpr uint64_t kOldest = 32;  ///< one of so many in a sample is a victim
   static constexpr uint64_t kBatch = 64;   ///< blocks evicted at a time
-  static constexpr uint64_t kPassing = 4;  ///< of those, by a put that has its space
+  static constexpr uint64_t kPassing = 4;  ///< by a put that has its space, in a pool of one host
 
   typename A::Mutex victims_mutex_;
-  std::vector<Victim> victims_;                           ///< oldest last
-  std::vector<Victim> sample_;                            ///< from which the next ones are chosen
-  bool gathering_ = false;                                ///< the sample is begun
-  uint64_t next_slab_ = 0, next_group_ = 0, stride_ = 1;  ///< where it goes on
-  uint32_t kept_pins_ = 0;                                ///< blocks with these pins are no victims
-  std::vector<Slab> slabs_;  ///< that had blocks in use a few choices ago
+  std::vector<Victim> victims_;  ///< oldest last
+  uint32_t kept_pins_ = 0;       ///< blocks with these pins are no victims
+  std::vector<Victim> sample_;   ///< from which the next victims are chosen
+  bool gathering_ = false;       ///< the sample is begun
+  std::vector<Slab> slabs_;      ///< that had blocks in use a few samples ago
   uint64_t slab_groups_ = 0;
   uint32_t slab_list_uses_ = 0;
+  uint64_t next_slab_ = 0, next_group_ = 0, stride_ = 1;  ///< where the sample goes on
   std::atomic<uint64_t> unwatched_bytes_{0};  ///< put since the last look at the watermarks
   /// 1/1024ths of the pool until the next look. A hint: an old value makes a look early or late.
   std::atomic<uint64_t> watch_after_{1};
@@ -182,8 +182,8 @@ void Space<A>::evict_by_watermark(uint64_t bytes_put) {
   evict_expired();
   if (settings_.evict_high_permille == 0) return;
   const auto& g = c_.layout.geometry();
-  // Each batch reads the leases of all hosts: where those are far away, many blocks share that.
-  const uint64_t batch_bytes = (c_.incoherent() ? kBatch : kPassing) * bytes_put;
+  // A batch reads the leases of all hosts: where there are others, many blocks share that.
+  const uint64_t batch_bytes = (c_.alone() ? kPassing : kBatch) * bytes_put;
   if (evicting_ && unevicted_bytes_.fetch_add(4 * bytes_put) + 4 * bytes_put >= batch_bytes)
     evict(unevicted_bytes_.exchange(0));
   const uint64_t put = unwatched_bytes_.fetch_add(bytes_put) + bytes_put;
@@ -437,10 +437,10 @@ void Space<A>::evict_expired() {
 }
 
 /// Fills victims_ with the oldest 1/32 of a sample, oldest last, without blocks that are pinned;
-/// with soft pins only if there are no others. The sample has all blocks if they
-/// are few, else groups of neighbours, whose words share lines. Of a sample, since blocks that were
-/// stored together lie together: a walk from one place to the next would look at nearly all blocks
-/// before it comes to the old ones.
+/// with soft pins only if there are no others. The sample has all blocks if they are few, else
+/// groups of neighbours, whose words share lines. Of a sample, since blocks that were stored
+/// together lie together: a walk from one place to the next would look at nearly all blocks before
+/// it comes to the old ones.
 template <class A>
 bool Space<A>::choose_victims() {
   for (int tries = 0; tries < 2; ++tries) {
