@@ -9,9 +9,9 @@
 //   C4 A move inserts the new entry before it clears the old one, so that a death in between leaves
 //      two good entries and never none. A scavenger or a rebuild keeps one of them.
 //
-// Owns: the chosen victims, the sample and the slabs to choose from, and the bytes put since the last look at the
-// watermarks. Calls: Attributes, KeyLocks, Lookup, Namespaces, Retirement, Writing (headers and
-// entries), Grants (extents wanted), Recovery, Usage.
+// Owns: the chosen victims, the sample and the slabs to choose from, and the bytes put since the
+// last look at the watermarks. Calls: Attributes, KeyLocks, Lookup, Namespaces, Retirement, Writing
+// (headers and entries), Grants (extents wanted), Recovery, Usage.
 #pragma once
 
 #include "pool/core/attributes.h"
