@@ -253,7 +253,7 @@ def plugged_device_grows_a_pool_in_use(guest):
         for name in names:
             guest.run(f"bowhead get {DAX} {name} --host 1 | cmp - /tmp/{name}")
 
-    guest.run(f"bowhead pool create {DAX} --size 320M --max-size 4G --hosts 2 --no-evict "
+    guest.run(f"bowhead pool create {DAX} --size 256M --max-size 4G --hosts 2 --no-evict "
               "--dead-ms 10000")
     guest.keep_host(0)
     guest.start("second", f"bowhead host {DAX} --host 1")
