@@ -203,8 +203,9 @@ class Allocator {
   std::atomic<uint64_t> frees_{0};  ///< blocks freed by this process that no magazine knows
 };
 
-/// A walk looks at all extents. After one that found nothing, and while this process frees nothing,
-/// 1/64 of the pool is carved before the next one: it would find only what other processes free.
+/// A walk looks at all extents. After a walk that found nothing, and while this process frees no
+/// block, refills carve 1/64 of the pool before the next walk, which would find only blocks that
+/// other processes freed. frees_ is relaxed: an old value makes a walk early or late, no more.
 template <class A>
 bool Allocator<A>::refill(Magazine& magazine, Terms terms) {
   const uint64_t frees = frees_.load(std::memory_order_relaxed);

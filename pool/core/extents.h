@@ -338,7 +338,7 @@ class Extents {
   /// Epoch for which the mapping lets this process store into an extent; 0: it does not.
   std::vector<std::atomic<uint64_t>> writable_since_;
   std::atomic<uint64_t> recount_next_{0};  ///< extent at which recount_some() goes on
-  std::atomic<uint64_t> free_from_{0};     ///< lowest extent that may be free; a hint
+  std::atomic<uint64_t> free_from_{0};     ///< where claim_run() begins; a hint, it wraps around
 };
 
 template <class A>

@@ -100,7 +100,7 @@ TEST_F(PutWork, IsBoundedWhereThereIsNoSpace) {
   handle.detach();
 }
 
-/// Not each put that begins an extent: of all, one in 256.
+/// 512 puts begin an extent. A walk is due once for each 1/64 of the pool.
 TEST_F(PutWork, FewLookAtAllExtents) {
   const TinyPool pool(shape(/*eviction=*/false));
   Handle<CountingAccess> handle(pool);
