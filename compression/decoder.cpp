@@ -75,7 +75,7 @@ class Decoder::Impl {
       at += part.size();
       rest += part.size();
       ByteReader from(part);
-      if (from.u8() != BH_TILE_PLANES || number == nullptr) continue;
+      if (!is_in_planes(part[0]) || number == nullptr) continue;
       TileHeader header;
       const uint32_t tokens = frame->tiling.tokens_of(frame->shape.tokens, tile);
       if (const Status status =
@@ -103,7 +103,7 @@ class Decoder::Impl {
     std::fill(out.begin(), out.end(), 0.0f);
     const Number* number = number_of(shape.number);
     ByteReader from(part);
-    if (from.u8() != BH_TILE_PLANES || number == nullptr) return Status::OK;
+    if (!is_in_planes(part[0]) || number == nullptr) return Status::OK;
     TileHeader header;
     const uint32_t tokens = frame->tiling.tokens_of(shape.tokens, tile);
     if (const Status status =

@@ -27,12 +27,29 @@ ProfileRules rules_of(Profile profile) {
   return {StreamCodec::STORED, 0, 1};
 }
 
+/// From this number of tokens on spreads take less than a hundredth of a tile.
+constexpr uint32_t kWorthSpreads = 128;
+/// For spreads: some samples of some neighbouring tokens.
+constexpr uint32_t kSpreadSamples = 8, kSampleTokens = 4;
+static_assert(kSpreadSamples * kSampleTokens <= kWorthSpreads);
+
 /// Size of a plane from which on a table of its frequencies costs less than it saves.
 constexpr size_t kWorthATable = 1024;
 
 bool all_zero(ConstBytes bytes) {
   return bytes.empty() ||
          (bytes[0] == 0 && std::memcmp(bytes.data(), bytes.data() + 1, bytes.size() - 1) == 0);
+}
+
+/// Whether all values are finite, of which these are the largest exponents.
+bool all_finite(const Number& number, std::span<const uint16_t> largest, ConstBytes values) {
+  const uint32_t most = (1u << number.exponent_bits) - 1;
+  if (!number.is_float() || *std::max_element(largest.begin(), largest.end()) < most) return true;
+  const uint32_t most_finite = uint32_t{number.largest_finite} >> number.mantissa_bits;
+  if (most_finite < most) return false;
+  BOWHEAD_ASSERT(number.element_bytes == 1);
+  return std::all_of(values.begin(), values.end(),
+                     [&](uint8_t bits) { return (bits & 0x7F) <= number.largest_finite; });
 }
 
 }  // namespace
@@ -110,10 +127,11 @@ class Encoder::Impl {
     make_room(number, tokens, channels);
     if (number.is_float())
       kernels_.largest_exponents(number, values.data(), tokens, channels, exponents_.data());
-    split(number, shape, tokens, values);
-
     TileHeader header;
+    header.searchable = all_finite(number, std::span(exponents_).first(channels), values);
+    split(number, shape, tokens, values);
     set_parameters(number, channels, header);
+    if (header.searchable) make_directory(number, shape, tokens, values, header);
     const uint32_t streams = stream_count(number);
     ConstBytes plain[kMaxStreams];
     for (uint32_t s = 0; s < number.planes(); ++s)
@@ -175,6 +193,57 @@ class Encoder::Impl {
     header.exponent_base = static_cast<uint8_t>(*least);
     header.exponent_width =
         static_cast<uint8_t>(std::bit_width(static_cast<uint8_t>(*most - *least)));
+  }
+
+  void make_directory(const Number& number, const Shape& shape, uint32_t tokens, ConstBytes values,
+                      TileHeader& header) {
+    spreads_.clear();
+    header.has_spreads = tokens >= kWorthSpreads;
+    if (header.has_spreads) add_spreads(number, shape.channels, tokens);
+    if (!number.is_float()) return;
+    const Steps steps = Steps::of(tokens, shape.channels);
+    header.steps_noted = steps.noted();
+    step_bits_.clear();
+    step_exceptions_.clear();
+    for (uint32_t i = 0; i < steps.noted(); ++i) {
+      const uint32_t token = i / steps.per_token * steps.tokens;
+      const uint32_t channel = i % steps.per_token * kStepValues;
+      const size_t at = token * shape.row_bytes() + size_t{channel} * number.element_bytes;
+      const StepCount count = kernels_.count_rests(
+          number, values.data() + at, shape.row_bytes(), std::min(steps.tokens, tokens - token),
+          std::min(shape.channels - channel, kStepValues), exponents_.data() + channel);
+      step_bits_.push_back(count.bits);
+      step_exceptions_.push_back(count.exceptions);
+    }
+    if (step_bits_.empty()) return;
+    const auto [least, most] = std::minmax_element(step_bits_.begin(), step_bits_.end());
+    header.step_bits_least = *least;
+    header.step_bits_width = static_cast<uint8_t>(std::bit_width(uint32_t{*most} - *least));
+    header.step_exceptions_width = static_cast<uint8_t>(std::bit_width(
+        uint32_t{*std::max_element(step_exceptions_.begin(), step_exceptions_.end())}));
+    for (uint16_t& bits : step_bits_) bits = static_cast<uint16_t>(bits - header.step_bits_least);
+  }
+
+  /// How far the values of each channel are from the centre on average.
+  void add_spreads(const Number& number, uint32_t channels, uint32_t tokens) {
+    const uint32_t padded = padded_channels(channels);
+    rows_.resize(size_t{kSampleTokens} * padded);
+    sums_.assign(channels, 0);
+    for (uint32_t sample = 0; sample < kSpreadSamples; ++sample) {
+      const size_t token = size_t{sample} * tokens / kSpreadSamples;
+      const uint8_t* planes[kMaxPlanes + 1] = {};
+      for (uint32_t p = 0; p < number.planes(); ++p)
+        planes[p] = split_.planes[p] + token * plane_bytes(channels, 1);
+      kernels_.differences(number, planes, number.planes(), kSampleTokens, channels, rows_.data());
+      for (uint32_t i = 0; i < kSampleTokens; ++i) {
+        for (uint32_t c = 0; c < channels; ++c)
+          sums_[c] += static_cast<uint32_t>(std::abs(rows_[size_t{i} * padded + c]));
+      }
+    }
+    constexpr uint32_t kSamples = kSpreadSamples * kSampleTokens;
+    for (const uint32_t sum : sums_)  // of twice the distances
+      spreads_.push_back(static_cast<uint8_t>(
+          std::min((uint64_t{sum} * 128 / kSamples) >> number.magnitude_bits, uint64_t{255})));
   }
 
   /// Codes planes from the top until one does not shrink. The sign shows whether tokens repeat:
@@ -252,6 +321,11 @@ class Encoder::Impl {
       deltas[c] = static_cast<uint8_t>(exponents_[c] - header.exponent_base);
     to.packed(std::span(deltas).first(channels), header.exponent_width);
     to.packed(centre_.amplitudes, header.centre_width);
+    if (header.searchable) {
+      to.bytes(spreads_);
+      to.packed(step_bits_, header.step_bits_width);
+      to.packed(step_exceptions_, header.step_exceptions_width);
+    }
     to.u32(checksum32({out.data(), to.size()}));
     BOWHEAD_ASSERT(to.size() == header_bytes);
     return header_bytes + body.size();
@@ -266,6 +340,10 @@ class Encoder::Impl {
   Split split_{};
   Lines<uint8_t> plain_, coded_, beyond_;
   Lines<uint16_t> exponents_;
+  std::vector<uint8_t> spreads_;
+  std::vector<uint16_t> step_bits_, step_exceptions_;  // as in the directory
+  Lines<int16_t> rows_;                                // of some tokens
+  std::vector<uint32_t> sums_;                         // by channel
 };
 
 Encoder::Encoder(Profile profile) : impl_(std::make_unique<Impl>(profile)) {}

@@ -130,7 +130,7 @@ Result<FrameInfo> frame_info(ConstBytes bytes) {
 
 void write_tile_header(ByteWriter& to, const Number& number, const TileHeader& header) {
   const uint32_t streams = stream_count(number);
-  to.u8(BH_TILE_PLANES);
+  to.u8(header.searchable ? BH_TILE_SEARCHABLE : BH_TILE_PLANES);
   to.u8(header.exponent_base);
   to.u8(header.exponent_width | uint32_t{header.centre_width} << 4);
   to.u8(header.centre_shift | (header.centre_turns ? 0x80u : 0u));
@@ -145,11 +145,43 @@ void write_tile_header(ByteWriter& to, const Number& number, const TileHeader& h
   }
   const Groups groups(number, header.streams[0].plain_bytes);
   for (uint32_t group = 0; group < groups.count(); ++group) to.u32(header.checksums[group]);
+  if (!header.searchable) return;
+  to.u8(header.has_spreads ? 1 : 0);
+  if (!number.is_float()) return;
+  to.varint(header.step_bits_least);
+  to.u8(header.step_bits_width | uint32_t{header.step_exceptions_width} << 4);
 }
 
-Status read_tile_header(ByteReader& from, const Number& number, uint64_t plane_bytes,
-                        TileHeader& header) {
+namespace {
+
+Status read_directory_sizes(ByteReader& from, const Shape& shape, uint32_t tokens,
+                            TileHeader& header) {
+  const uint32_t parts = from.u8();
+  if (parts > 1) return Status::DAMAGED;
+  header.has_spreads = parts == 1;
+  if (!number_of(shape.number)->is_float()) return Status::OK;
+  const uint64_t least = from.varint();
+  const uint32_t widths = from.u8();
+  header.step_bits_width = widths & 0xF;
+  header.step_exceptions_width = static_cast<uint8_t>(widths >> 4);
+  if (least > UINT16_MAX || header.step_bits_width > kMaxStepBitsWidth ||
+      header.step_exceptions_width > kMaxStepExceptionsWidth)
+    return Status::DAMAGED;
+  header.step_bits_least = static_cast<uint32_t>(least);
+  header.steps_noted = Steps::of(tokens, shape.channels).noted();
+  return Status::OK;
+}
+
+}  // namespace
+
+Status read_tile_header(ByteReader& from, const Shape& shape, uint32_t tokens, TileHeader& header) {
+  const Number& number = *number_of(shape.number);
+  const uint64_t plane_bytes = compression::plane_bytes(shape.channels, tokens);
   const uint32_t streams = stream_count(number);
+  header = {};
+  const uint32_t layout = from.u8();
+  if (!is_in_planes(layout)) return Status::DAMAGED;
+  header.searchable = layout == BH_TILE_SEARCHABLE;
   header.exponent_base = static_cast<uint8_t>(from.u8());
   const uint32_t widths = from.u8(), centre = from.u8();
   header.exponent_width = widths & 0xF;
@@ -171,7 +203,12 @@ Status read_tile_header(ByteReader& from, const Number& number, uint64_t plane_b
                                                                : from.varint();
   }
   const Groups groups(number, plane_bytes);
+  header.checksums_at = from.at();
   for (uint32_t group = 0; group < groups.count(); ++group) header.checksums[group] = from.u32();
+  if (header.searchable) {
+    const Status status = read_directory_sizes(from, shape, tokens, header);
+    if (status != Status::OK) return status;
+  }
   return from.good() ? Status::OK : Status::DAMAGED;
 }
 
@@ -194,8 +231,8 @@ bool unpack_parameters(const Shape& shape, const TileHeader& header, ConstBytes 
   if (!good || header.centre_width == 0) return good;
   parameters.amplitudes.resize(channels);
   const uint32_t sign = 1u << (header.centre_width - 1);
-  for_packed(packed.subspan((size_t{channels} * header.exponent_width + 7) / 8),
-             header.centre_width, channels, [&](uint32_t c, uint32_t value) {
+  for_packed(packed.subspan(packed_bytes(channels, header.exponent_width)), header.centre_width,
+             channels, [&](uint32_t c, uint32_t value) {
                parameters.amplitudes[c] = static_cast<int16_t>((value ^ sign) - sign);
              });
   return true;
@@ -206,14 +243,26 @@ bool unpack_parameters(const Shape& shape, const TileHeader& header, ConstBytes 
 Status read_tile_parameters(ByteReader& from, const Shape& shape, ConstBytes tile, uint32_t tokens,
                             TileHeader& header, TileParameters& parameters) {
   const uint32_t channels = shape.channels;
-  if (const Status status =
-          read_tile_header(from, *number_of(shape.number), plane_bytes(channels, tokens), header);
-      status != Status::OK)
+  if (const Status status = read_tile_header(from, shape, tokens, header); status != Status::OK)
     return status;
-  const ConstBytes packed = from.bytes(parameter_bytes(header, channels));
+  const ConstBytes packed = from.bytes(channel_bytes(header, channels));
+  parameters.directory = from.bytes(directory_bytes(header, channels));
   const size_t covered = from.at();
   if (from.u32() != checksum32(tile.first(covered)) || !from.good()) return Status::DAMAGED;
   return unpack_parameters(shape, header, packed, parameters) ? Status::OK : Status::DAMAGED;
+}
+
+void read_steps(const TileHeader& header, uint32_t channels, ConstBytes directory,
+                std::vector<StepCount>& steps) {
+  steps.resize(header.steps_noted);
+  directory = directory.subspan(header.has_spreads ? channels : 0);
+  for_packed(directory, header.step_bits_width, header.steps_noted, [&](uint32_t i, uint32_t bits) {
+    steps[i].bits = static_cast<uint16_t>(header.step_bits_least + bits);
+  });
+  directory = directory.subspan(packed_bytes(header.steps_noted, header.step_bits_width));
+  for_packed(
+      directory, header.step_exceptions_width, header.steps_noted,
+      [&](uint32_t i, uint32_t count) { steps[i].exceptions = static_cast<uint16_t>(count); });
 }
 
 }  // namespace bowhead::compression

@@ -59,22 +59,25 @@ inline uint32_t rest_checksum(uint32_t layout, uint32_t codec, ConstBytes rest) 
 /// Checksum of a header and the sizes of the tiles.
 uint32_t table_checksum(const bh_frame_header& header, ConstBytes table);
 
-/// Writes and reads a planes tile's header up to the parameters; reading begins after the layout.
+/// Writes and reads the header of a tile in planes up to the parameters, the layout included.
 void write_tile_header(ByteWriter& to, const Number& number, const TileHeader& header);
-Status read_tile_header(ByteReader& from, const Number& number, uint64_t plane_bytes,
-                        TileHeader& header);
+Status read_tile_header(ByteReader& from, const Shape& shape, uint32_t tokens, TileHeader& header);
 
 /// The parameters that the planes of a tile are relative to.
 struct TileParameters {
   Lines<uint16_t> exponents;        ///< by channel, with 64 more elements
   std::vector<int16_t> amplitudes;  ///< by channel; empty: no centre
+  ConstBytes directory;             ///< in the frame; of a searchable tile
 };
-/// Reads and verifies all that precedes the streams; reading begins after the layout.
+/// Reads and verifies all that precedes the streams, from the layout on.
 Status read_tile_parameters(ByteReader& from, const Shape& shape, ConstBytes tile, uint32_t tokens,
                             TileHeader& header, TileParameters& parameters);
+/// The steps that a directory notes.
+void read_steps(const TileHeader& header, uint32_t channels, ConstBytes directory,
+                std::vector<StepCount>& steps);
 
 /// The most bytes that write_tile_header() writes, plus the checksum after the parameters.
 inline constexpr size_t kMaxTileHeaderBytes =
-    4 + kMaxStreams / 2 + 1 + (kMaxStreams + 2) * 6 + (kMaxPlanes + 2) * 4;
+    4 + kMaxStreams / 2 + 1 + (kMaxStreams + 2) * 6 + (kMaxPlanes + 2) * 4 + 8;
 
 }  // namespace bowhead::compression

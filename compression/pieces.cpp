@@ -24,12 +24,11 @@ Result<uint64_t> end_of_planes(const Frame& frame, ConstBytes tile, uint32_t tok
   const Number& number = *number_of(frame.shape.number);
   const uint32_t channels = frame.shape.channels;
   ByteReader from(tile);
-  from.u8();
   TileHeader header;
-  const uint64_t bytes = plane_bytes(channels, tokens);
-  if (const Status status = read_tile_header(from, number, bytes, header); status != Status::OK)
+  if (const Status status = read_tile_header(from, frame.shape, tokens, header);
+      status != Status::OK)
     return status;
-  const Groups groups(number, bytes);
+  const Groups groups(number, plane_bytes(channels, tokens));
   uint64_t end = from.at() + parameter_bytes(header, channels) + 4;
   for (uint32_t s = 0; s < number.planes() && groups.of(s) <= groups.of(planes - 1); ++s)
     end += header.streams[s].coded_bytes;
@@ -76,7 +75,7 @@ Status FramePieces::fetch(uint32_t planes, const Read& read, Bytes frame) {
         status != Status::OK)
       return status;
     uint64_t wanted = part.size();
-    if (planes != 0 && part[0] == BH_TILE_PLANES) {
+    if (planes != 0 && is_in_planes(part[0])) {
       const uint32_t tokens = opened->tiling.tokens_of(opened->shape.tokens, tile);
       const auto planes_end = end_of_planes(*opened, part, tokens, planes);
       if (!planes_end) return planes_end.status();

@@ -24,6 +24,7 @@
 #include "base/assert.h"
 #include "base/cpu.h"
 #include "compression/centre.h"
+#include "compression/directory.h"
 #include "compression/number.h"
 
 namespace bowhead::compression {
@@ -83,6 +84,10 @@ struct PlaneKernels {
   void (*largest_exponents)(const Number& number, const void* values, uint32_t tokens,
                             uint32_t channels, uint16_t* exponents);
   void (*split)(const TileFrame& tile, const void* values, Split& out);
+  /// What the first channels of some tokens, `row_bytes` apart, take of remainder and exceptions if
+  /// these are the largest exponents. At most kStepValues values, of a float.
+  StepCount (*count_rests)(const Number& number, const void* values, size_t row_bytes,
+                           uint32_t tokens, uint32_t channels, const uint16_t* exponents);
   /// False: the lengths of the remainder or the exceptions do not match the planes.
   bool (*merge)(const TileFrame& tile, const Merge& in, void* values);
 

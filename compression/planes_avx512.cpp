@@ -141,6 +141,37 @@ void largest_exponents(const Number& number, const void* values, uint32_t tokens
   }
 }
 
+/// Values that are not there have the exponent 0, and so has their channel.
+StepCount count_rests(const Number& number, const void* values, size_t row_bytes, uint32_t tokens,
+                      uint32_t channels, const uint16_t* exponents) {
+  const auto* bytes = static_cast<const uint8_t*>(values);
+  const __m512i most = _mm512_set1_epi16(number.mantissa_bits);
+  const __m512i field = _mm512_set1_epi16(static_cast<short>((1 << number.exponent_bits) - 1));
+  const __m128i shift = _mm_cvtsi32_si128(number.mantissa_bits);
+  __m512i bits = _mm512_setzero_si512();
+  int exceptions = 0;
+  for (uint32_t first = 0; first < channels; first += kLanes) {
+    const uint64_t valid = lanes_mask(channels - first);
+    const Words largest = unpacked_order(
+        {_mm512_maskz_loadu_epi16(static_cast<__mmask32>(valid), exponents + first),
+         _mm512_maskz_loadu_epi16(static_cast<__mmask32>(valid >> 32), exponents + first + 32)});
+    for (uint32_t token = 0; token < tokens; ++token) {
+      const Words v = load_values(bytes + token * row_bytes + size_t{first} * number.element_bytes,
+                                  number.element_bytes, valid);
+      const auto below = [&](__m512i from, __m512i value) {
+        return _mm512_sub_epi16(from, _mm512_and_si512(_mm512_srl_epi16(value, shift), field));
+      };
+      const __m512i a = below(largest.a, v.a), b = below(largest.b, v.b);
+      bits = _mm512_add_epi16(
+          bits, _mm512_add_epi16(_mm512_min_epu16(a, most), _mm512_min_epu16(b, most)));
+      exceptions +=
+          std::popcount(join(_mm512_cmpgt_epu16_mask(a, most), _mm512_cmpgt_epu16_mask(b, most)));
+    }
+  }
+  const int sum = _mm512_reduce_add_epi32(_mm512_madd_epi16(bits, _mm512_set1_epi16(1)));
+  return {static_cast<uint16_t>(sum), static_cast<uint16_t>(exceptions)};
+}
+
 // ---- centres ----
 
 BOWHEAD_INLINE void turn_vectors(const TurningCentre& t) {
@@ -852,9 +883,9 @@ bool unpack_nibbles(std::span<const uint8_t> in, std::span<uint8_t> out) {
 
 }  // namespace
 
-const PlaneKernels kPlaneKernelsAvx512 = {largest_exponents, split,          merge,
-                                          differences,       centres,        nibbles_size,
-                                          pack_nibbles,      unpack_nibbles, sum_samples};
+const PlaneKernels kPlaneKernelsAvx512 = {largest_exponents, split,      count_rests,  merge,
+                                          differences,       centres,    nibbles_size, pack_nibbles,
+                                          unpack_nibbles,    sum_samples};
 
 }  // namespace bowhead::compression
 

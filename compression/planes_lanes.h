@@ -245,6 +245,36 @@ void largest_exponents(const Number& number, const void* values, uint32_t tokens
   }
 }
 
+/// Values that are not there have the exponent 0, and so has their channel.
+StepCount count_rests(const Number& number, const void* values, size_t row_bytes, uint32_t tokens,
+                      uint32_t channels, const uint16_t* exponents) {
+  using EachWord = std::make_index_sequence<kWords>;
+  const auto* bytes = static_cast<const uint8_t*>(values);
+  const U16 most = all_of(number.mantissa_bits), field = all_of((1u << number.exponent_bits) - 1);
+  const U16 index = counted<U16>(EachWord{});
+  U16 bits{}, exceptions{};
+  for (uint32_t first = 0; first < channels; first += kBlock) {
+    const uint32_t lanes = std::min(kBlock, channels - first);
+    Words largest = load_words(exponents + first);
+    largest.a &= U16(index < all_of(lanes));
+    largest.b &= U16(index + all_of(kWords) < all_of(lanes));
+    for (uint32_t token = 0; token < tokens; ++token) {
+      const Words v = load_values(bytes + token * row_bytes + size_t{first} * number.element_bytes,
+                                  number.element_bytes, lanes);
+      const U16 a = largest.a - (v.a >> number.mantissa_bits & field);
+      const U16 b = largest.b - (v.b >> number.mantissa_bits & field);
+      bits += smaller(a, most) + smaller(b, most);
+      exceptions -= U16(a > most) + U16(b > most);
+    }
+  }
+  StepCount count;
+  for (uint32_t i = 0; i < kWords; ++i) {
+    count.bits = static_cast<uint16_t>(count.bits + bits[i]);
+    count.exceptions = static_cast<uint16_t>(count.exceptions + exceptions[i]);
+  }
+  return count;
+}
+
 // ---- centres ----
 
 BOWHEAD_INLINE void turn_vectors(const TurningCentre& t) {

@@ -126,6 +126,21 @@ void split(const TileFrame& tile, const void* values, Split& out) {
   out.remainder_bits = remainder.count();
 }
 
+StepCount count_rests(const Number& number, const void* values, size_t row_bytes, uint32_t tokens,
+                      uint32_t channels, const uint16_t* exponents) {
+  StepCount count;
+  for (uint32_t token = 0; token < tokens; ++token) {
+    const uint8_t* row = static_cast<const uint8_t*>(values) + token * row_bytes;
+    for (uint32_t c = 0; c < channels; ++c) {
+      const uint32_t below = exponents[c] - exponent_of(number, load_value(number, row, c));
+      count.bits =
+          static_cast<uint16_t>(count.bits + std::min<uint32_t>(below, number.mantissa_bits));
+      count.exceptions = static_cast<uint16_t>(count.exceptions + (below > number.mantissa_bits));
+    }
+  }
+  return count;
+}
+
 /// The middle of a value's interval after the first planes, as a number of the format, truncated.
 uint32_t middle(const Number& number, int32_t twice, uint32_t largest) {
   if (!number.is_float()) return static_cast<uint8_t>(std::clamp(twice >> 1, -128, 127));
@@ -280,8 +295,8 @@ bool unpack_nibbles(std::span<const uint8_t> in, std::span<uint8_t> out) {
 
 }  // namespace
 
-const PlaneKernels kPlaneKernelsScalar = {largest_exponents, split,         merge,
-                                          differences,       centres,       nibbles_size,
-                                          pack_nibbles,      unpack_nibbles};
+const PlaneKernels kPlaneKernelsScalar = {largest_exponents, split,   count_rests,  merge,
+                                          differences,       centres, nibbles_size, pack_nibbles,
+                                          unpack_nibbles};
 
 }  // namespace bowhead::compression

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <span>
 
+#include "compression/directory.h"
 #include "compression/planes.h"
 #include "compression/stream.h"
 
@@ -28,14 +29,35 @@ struct TileHeader {
   uint8_t centre_width = 0;    ///< bits of each channel's amplitude; 0: no centre
   uint8_t centre_shift = 0;
   bool centre_turns = false;
+  bool searchable = false;            ///< with a directory, of which the next members say the size
+  bool has_spreads = false;           ///< of each channel
+  uint32_t step_bits_least = 0;       ///< is added to the bits of each step
+  uint8_t step_bits_width = 0;        ///< bits of a step's number of bits
+  uint8_t step_exceptions_width = 0;  ///< and of exceptions
+  uint32_t steps_noted = 0;
   std::array<StreamSize, kMaxStreams> streams;
   std::array<uint32_t, kMaxPlanes + 1> checksums;  ///< of groups of streams
+  size_t checksums_at = 0;                         ///< in the tile, if it was read
 };
 
 inline uint32_t stream_count(const Number& number) { return number.planes() + 2; }
+inline size_t packed_bytes(size_t count, uint32_t width) { return (count * width + 7) / 8; }
+/// The bytes of exponents and amplitudes, and of the directory after them.
+inline size_t channel_bytes(const TileHeader& header, uint32_t channels) {
+  return packed_bytes(channels, header.exponent_width) +
+         packed_bytes(channels, header.centre_width);
+}
+inline size_t directory_bytes(const TileHeader& header, uint32_t channels) {
+  return (header.has_spreads ? channels : 0) +
+         packed_bytes(header.steps_noted, header.step_bits_width) +
+         packed_bytes(header.steps_noted, header.step_exceptions_width);
+}
 inline size_t parameter_bytes(const TileHeader& header, uint32_t channels) {
-  return (size_t{channels} * header.exponent_width + 7) / 8 +
-         (size_t{channels} * header.centre_width + 7) / 8;
+  return channel_bytes(header, channels) + directory_bytes(header, channels);
+}
+/// Whether this is the layout of a tile in planes.
+inline bool is_in_planes(uint32_t layout) {
+  return layout == BH_TILE_PLANES || layout == BH_TILE_SEARCHABLE;
 }
 
 /// The streams that one checksum covers: each plane, or, where planes are short, the sign and four

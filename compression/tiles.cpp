@@ -65,11 +65,12 @@ Status read_tile(const Frame& frame, uint64_t index, uint64_t begin, uint32_t pl
   const uint32_t layout = from.u8();
   if (!from.good()) return Status::DAMAGED;
   const Number* number = number_of(shape.number);
-  parts.in_planes = layout == BH_TILE_PLANES && number != nullptr;
+  parts.in_planes = is_in_planes(layout) && number != nullptr;
   if (!parts.in_planes) {
     if (layout != BH_TILE_STORED && layout != BH_TILE_BYTES) return Status::UNSUPPORTED_CODEC;
     return read_bytes(from, layout, tile, begin, parts);
   }
+  from = ByteReader(tile);
   if (const Status status =
           read_tile_parameters(from, shape, tile, parts.tokens, parts.header, parts.parameters);
       status != Status::OK)

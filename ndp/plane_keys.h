@@ -8,13 +8,17 @@
 // time (as many rows of a plane as make a line). The tokens left in the end are scored exactly.
 // docs/ndp-topk.md has the proof, the cost for real keys, and the recall from few bits.
 //
-// Some tokens have no bounds and are read exactly: those of tiles that are not in planes, or in
-// planes that no encoder makes of their values, or that hold infinities or NaN; and all tokens for
-// a query that holds such numbers.
+// Some tokens have no bounds and are read exactly: those of tiles without a directory (frame.h:
+// tiles that are not in planes, or hold infinities or NaN, or were written by an older version), and
+// all tokens for a query that holds such numbers.
 //
 // Bytes read are counted in whole lines of 64 bytes of memory, as the frames lie there, each line
 // once however often it is looked at: heads of frames and tiles, planes (a coded one has no rows:
-// it is read whole), remainders and exceptions, and the data that PlaneKeys keeps.
+// it is read whole), remainders and exceptions.
+//
+// Verified by their checksums are the heads; of a tile whose tokens are all visible the first
+// planes, and those that have one checksum with them; and tiles that are read exactly. Lines of
+// other planes and of remainders are not: who must know that they are whole decodes the frame.
 #pragma once
 
 #include <algorithm>
@@ -30,21 +34,14 @@
 
 namespace bowhead::ndp {
 
-class PlaneTile;
-
-inline constexpr uint32_t kScaledPlanes = 4;
-inline constexpr double kScaleUnit = 1.0 / 128;
-
-/// The keys of one outer index of a frame, made ready for any number of searches: verified, and
-/// with a note of where each few tokens' remainders begin, which the frame does not say, and of how
-/// its channels spread. The frame stays where it is, must outlive this and not change. Not changed
-/// after open(): threads may share it.
+/// The keys of one outer index of a frame. The frame stays where it is, must outlive this and not
+/// change. Not changed after open(): threads may share it.
 class PlaneKeys {
  public:
-  /// Verifies the header of the frame and all tiles of this outer index. The first token of the
-  /// frame is `first_token` of the sequence. Keeps about 800 bytes for 64 KiB of bf16 keys
-  /// (kept_bytes()). DAMAGED; UNSUPPORTED_CODEC; INVALID_ARGUMENT: a frame of bytes, of more than
-  /// kMaxChannels channels or without this outer index, positions beyond 32 bits.
+  /// Verifies the header of the frame and the heads of the tiles of this outer index, and reads
+  /// nothing else. The first token of the frame is `first_token` of the sequence. DAMAGED;
+  /// UNSUPPORTED_CODEC; INVALID_ARGUMENT: a frame of bytes, of more than kMaxChannels channels or
+  /// without this outer index, positions beyond 32 bits.
   static Result<PlaneKeys> open(compression::ConstBytes frame, uint32_t outer,
                                 uint32_t first_token);
 
@@ -52,8 +49,6 @@ class PlaneKeys {
   uint32_t channels() const { return shape_.channels; }
   uint32_t first_token() const { return first_token_; }
   uint32_t tokens() const { return shape_.tokens; }
-  /// Beside the frame.
-  size_t kept_bytes() const;
 
   // ---- for searches ----
 
@@ -61,55 +56,20 @@ class PlaneKeys {
     uint64_t begin = 0, bytes = 0;  ///< in the frame
     uint32_t first = 0;             ///< token of this outer index
     uint32_t tokens = 0;
-    bool bounded = false;    ///< in planes, as an encoder makes them, and all finite
-    uint32_t skew = 0;       ///< how many tokens its first group is shorter by
-    uint32_t rests_at = 0;   ///< in rests(), a group after the other
-    uint32_t scales_at = 0;  ///< in scales(): by planes and channel
-  };
-  /// Where the remainders and exceptions of a group of tokens begin in their streams.
-  struct RestBegin {
-    uint32_t bits = 0, exceptions = 0;
+    bool bounded = false;  ///< searchable: in planes, with a directory
   };
   compression::ConstBytes frame() const { return frame_; }
   const compression::Shape& shape() const { return shape_; }
   uint32_t outer() const { return outer_; }
   std::span<const Tile> tiles() const { return tiles_; }
-  std::span<const RestBegin> rests() const { return rests_; }
-  /// The factors, in units of kScaleUnit, by which the middles that so many planes show (less the
-  /// centre) are nearest to the keys; none if they are not kept, where they are about 1.
-  std::span<const uint8_t> scales_of(const Tile& tile, uint32_t planes) const {
-    if (planes > kScaledPlanes) return {};
-    return scales().subspan(tile.scales_at + size_t{planes - 1} * channels(), channels());
-  }
-  std::span<const uint8_t> scales() const { return scales_; }
-  /// As many tokens as have rows of a plane in a line. Groups of a tile begin where lines of its
-  /// low planes do, so that a line suffices to find the remainders of its tokens.
-  uint32_t group_tokens() const { return group_tokens_of(shape_.channels); }
-  uint32_t group_of(const Tile& tile, uint32_t token) const {
-    return (token + tile.skew) / group_tokens();
-  }
-  uint32_t first_of(const Tile& tile, uint32_t group) const {
-    return std::max(group * group_tokens(), tile.skew) - tile.skew;
-  }
-  static uint32_t group_tokens_of(uint32_t channels) {
-    const uint32_t row = (channels + 7) / 8;
-    return row >= 64 ? 1 : 64 / row;
-  }
 
  private:
   PlaneKeys() = default;
-  Status add_tile(Tile tile, std::span<const uint8_t> values, compression::StreamCoder& coder);
-  bool all_finite(const Tile& tile, std::span<const uint8_t> values) const;
-  void add_rests(const Tile& tile, std::span<const uint8_t> values,
-                 std::span<const uint16_t> exponents);
-  void add_scales(const Tile& tile, const PlaneTile& planes);
 
   compression::ConstBytes frame_;
   compression::Shape shape_;
   uint32_t outer_ = 0, first_token_ = 0;
   std::vector<Tile> tiles_;
-  compression::Lines<RestBegin> rests_;
-  compression::Lines<uint8_t> scales_;
 };
 
 struct PlaneAnswer {
@@ -122,12 +82,11 @@ struct PlaneAnswer {
 /// query times key by channel, in their order, times the scale, rounded to a float: the score that
 /// the scalar operations give for the decoded keys, but for their rounding; hits are those of the
 /// highest scores by the order of better(), exactly. INVALID_ARGUMENT: k as for TopK; keys of other
-/// channels or of another kind than the queries are for; two blocks hold the same token. DAMAGED: a
-/// frame has changed since it was opened, that of block number *changed_block (a change that cannot
-/// be noticed gives wrong hits).
+/// channels or of another kind than the queries are for; two blocks hold the same token. DAMAGED:
+/// that of block number *damaged_block is damaged (damage that is not noticed gives wrong hits).
 Result<PlaneAnswer> exact_top_k(const Queries& queries, std::span<const PlaneKeys* const> blocks,
                                 const Visible& visible, uint32_t k,
-                                uint32_t* changed_block = nullptr);
+                                uint32_t* damaged_block = nullptr);
 
 /// Keys that are likely among the k best, by so many bytes of memory for each visible token of a
 /// query: more are read only for the first plane and heads, tiles that have no planes, and a query
@@ -136,6 +95,6 @@ Result<PlaneAnswer> exact_top_k(const Queries& queries, std::span<const PlaneKey
 Result<PlaneAnswer> approximate_top_k(const Queries& queries,
                                       std::span<const PlaneKeys* const> blocks,
                                       const Visible& visible, uint32_t k, double bytes_per_token,
-                                      uint32_t* changed_block = nullptr);
+                                      uint32_t* damaged_block = nullptr);
 
 }  // namespace bowhead::ndp

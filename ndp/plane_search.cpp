@@ -10,6 +10,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <numbers>
 #include <numeric>
 #include <optional>
 
@@ -31,7 +32,8 @@ constexpr uint32_t kFirstPlanes = 3;  // that an exact search reads of all token
 constexpr double kRoundShare = 0.5, kLeastRoundShare = 1.0 / 32;
 constexpr uint32_t kMostRows = 128;  // at a time: the most that lines of a row hold
 constexpr uint32_t kBatch = 8;       // queries at a time: the state of each grows with tokens
-constexpr uint8_t kExactly = 0xFF;   // level of tokens that were read exactly
+constexpr uint32_t kScaledPlanes = 4;
+constexpr uint8_t kExactly = 0xFF;  // level of tokens that were read exactly
 
 /// The lines of memory, of those that some bytes lie in, that have been read.
 class LineSet {
@@ -74,25 +76,6 @@ class LineSet {
   std::vector<uint64_t> words_;
 };
 
-template <class T>
-ConstBytes memory_of(std::span<const T> some) {
-  return {reinterpret_cast<const uint8_t*>(some.data()), some.size_bytes()};
-}
-
-/// The bytes of a block that were read.
-struct Reads {
-  LineSet frame, rests, scales;
-
-  explicit Reads(const PlaneKeys& keys)
-      : frame(keys.frame()), rests(memory_of(keys.rests())), scales(keys.scales()) {}
-  uint64_t bytes() const { return frame.bytes() + rests.bytes() + scales.bytes(); }
-  void add(const Reads& other) {
-    frame.add(other.frame);
-    rests.add(other.rests);
-    scales.add(other.scales);
-  }
-};
-
 /// A tile with a visible token.
 struct Piece {
   size_t index = 0;  ///< of this piece
@@ -100,7 +83,9 @@ struct Piece {
   const PlaneKeys* keys = nullptr;
   const PlaneKeys::Tile* tile = nullptr;
   size_t tokens_at = 0, groups_at = 0;  ///< among those of all pieces
-  uint32_t group = 1;                   ///< its tokens
+  uint32_t group = 1;                   ///< tokens with a row of a plane in one line
+  bool whole = false;                   ///< all of its tokens are visible
+  uint32_t skew = 0;                    ///< how many of them the line of the first one lacks
   PlaneTile planes;                     ///< opened if bounded
   std::vector<uint8_t> values;          ///< if they had to be read exactly
 
@@ -108,6 +93,54 @@ struct Piece {
   uint32_t in_group(uint32_t g) const { return std::min(group, tile->tokens - g * group); }
   uint32_t all_planes() const { return number_of(keys->number())->planes(); }
 };
+
+uint32_t tokens_in_line(uint32_t channels) {
+  return std::max(64 / static_cast<uint32_t>(plane_bytes(channels, 1)), 1u);
+}
+
+/// By the lowest plane: others may be coded.
+uint32_t skew_of(const Piece& piece) {
+  const ConstBytes row = piece.planes.rows_of(piece.all_planes() - 1, 0, 1);
+  if (row.empty()) return 0;
+  const auto in_line = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(row.data()) % 64);
+  const auto bytes = static_cast<uint32_t>(plane_bytes(piece.keys->channels(), 1));
+  return piece.group - std::min(piece.group, (64 - in_line + bytes - 1) / bytes);
+}
+
+/// The factor that brings the middles which so many planes show, less the centre, nearest to the
+/// values (least squares), if these are normal around the centre and their mean distance from it is
+/// `spread`, in units of half of the most: sum(value * middle) / sum(middle^2).
+double normal_scale(double spread, uint32_t planes) {
+  const double deviation = spread / 2 * std::sqrt(std::numbers::pi / 2);  // of at most 1
+  if (deviation <= 0) return 1;
+  const uint32_t intervals = 1u << (planes - 1);
+  const auto density = [&](double x) { return std::exp(-x * x / (2 * deviation * deviation)); };
+  double products = 0, squares = 0;
+  for (uint32_t i = 0; i < intervals; ++i) {
+    const double begin = static_cast<double>(i) / intervals, end = begin + 1.0 / intervals;
+    const double middle = (begin + end) / 2;
+    // Of a normal distribution, but for a factor that both have.
+    const double sum = deviation * deviation * (density(begin) - density(end));
+    const double share = deviation * std::sqrt(std::numbers::pi / 2) *
+                         (std::erf(end / deviation / std::numbers::sqrt2) -
+                          std::erf(begin / deviation / std::numbers::sqrt2));
+    products += middle * sum;
+    squares += middle * middle * share;
+  }
+  return squares > 0 ? products / squares : 1;
+}
+
+float scale_of(uint8_t spread, uint32_t planes) {
+  static const auto table = [] {
+    std::array<std::array<float, 256>, kScaledPlanes> scales{};
+    for (uint32_t p = 0; p < kScaledPlanes; ++p) {
+      for (uint32_t s = 0; s < 256; ++s)
+        scales[p][s] = static_cast<float>(normal_scale(s * kSpreadUnit, p + 1));
+    }
+    return scales;
+  }();
+  return table[planes - 1][spread];
+}
 
 /// The bounds of a query's scores in a tile, by planes that have been read.
 struct Reach {
@@ -137,7 +170,7 @@ struct Progress {
   std::vector<float> centres;               ///< by token: query times centre, as Reach has it
   std::vector<float> middles, lows, highs;  ///< by token; only of visible ones
   std::vector<Reach> reaches;               ///< by piece
-  std::vector<Reads> reads;                 ///< by block
+  std::vector<LineSet> reads;               ///< by block, of its frame
 };
 
 /// A possible next read: the next plane, or its line, of a token, and all that comes with it.
@@ -155,7 +188,7 @@ class Search {
   Status exact();
   Status approximate(double bytes_per_token);
   /// The answer after one of them returned `status`.
-  Result<PlaneAnswer> answer(Status status, uint32_t* changed_block);
+  Result<PlaneAnswer> answer(Status status, uint32_t* damaged_block);
 
  private:
   // ---- of all queries ----
@@ -205,9 +238,6 @@ class Search {
     }
   }
   Reach reach_of(const Piece& piece, const Progress& query) const;
-  std::span<const uint8_t> scales_of(const Piece& piece, uint32_t planes) const {
-    return scaled_ ? piece.keys->scales_of(*piece.tile, planes) : std::span<const uint8_t>();
-  }
   void look(Piece& piece, uint32_t first, uint32_t count, uint32_t planes, Progress& query);
   void bound(const Piece& piece, uint32_t first, uint32_t count, uint32_t planes, Progress& query);
   void add_centres(Piece& piece, uint32_t first, uint32_t count);
@@ -241,7 +271,7 @@ class Search {
   std::vector<uint32_t> seen_;       // tokens, counted through the pieces
   std::vector<uint8_t> group_seen_;  // whether one of its tokens is
   std::vector<Progress> batch_;
-  std::vector<Reads> together_;
+  std::vector<LineSet> together_;
   std::vector<int16_t> rows_;          // of some tokens
   std::vector<double> row_;            // exact values of one
   std::array<float, kMostRows> sums_;  // by row
@@ -249,7 +279,7 @@ class Search {
   std::vector<float> sorted_;  // to find a k-th
   StreamCoder coder_;
   std::optional<Decoder> decoder_;  // where tiles are read exactly
-  uint32_t changed_ = 0;            // block whose frame has changed
+  uint32_t damaged_ = 0;            // block whose frame is damaged
   PlaneAnswer answer_;
 };
 
@@ -268,21 +298,20 @@ Status Search::exact() {
   return Status::OK;
 }
 
-Result<PlaneAnswer> Search::answer(Status status, uint32_t* changed_block) {
+Result<PlaneAnswer> Search::answer(Status status, uint32_t* damaged_block) {
   if (status != Status::OK) {
-    if (changed_block != nullptr) *changed_block = changed_;
-    return Error{Status::DAMAGED,
-                 fmt::format("the frame of block {} has changed since it was opened: open it "
-                             "again, or search the other blocks only",
-                             changed_)};
+    if (damaged_block != nullptr) *damaged_block = damaged_;
+    return Error{
+        Status::DAMAGED,
+        fmt::format("the frame of block {} is damaged: search the other blocks only", damaged_)};
   }
-  for (const Reads& reads : together_) answer_.bytes_read_together += reads.bytes();
+  for (const LineSet& reads : together_) answer_.bytes_read_together += reads.bytes();
   return std::move(answer_);
 }
 
 /// Notes the block whose frame it was.
 Status Search::checked(const Piece& piece, Status status) {
-  if (status != Status::OK) changed_ = piece.block;
+  if (status != Status::OK) damaged_ = piece.block;
   return status;
 }
 
@@ -298,7 +327,7 @@ Status Search::load(Piece& piece, uint32_t streams) {
 Status Search::open() {
   for (uint32_t b = 0; b < blocks_.size(); ++b) {
     const PlaneKeys& keys = *blocks_[b];
-    together_.emplace_back(keys);
+    together_.emplace_back(keys.frame());
     rows_.resize(size_t{kMostRows} * padded_channels(keys.channels()));
     row_.resize(keys.channels());
     for (const PlaneKeys::Tile& tile : keys.tiles()) {
@@ -316,12 +345,13 @@ Status Search::open_piece(Piece piece) {
   piece.index = pieces_.size();
   piece.tokens_at = tokens_;
   piece.groups_at = groups_;
-  piece.group = piece.keys->group_tokens();
+  piece.group = tokens_in_line(piece.keys->channels());
   const size_t seen_before = seen_.size();
   for (uint32_t token = 0; token < piece.tile->tokens; ++token) {
     if (sees(piece, token)) seen_.push_back(static_cast<uint32_t>(tokens_ + token));
   }
   if (seen_.size() == seen_before) return Status::OK;
+  piece.whole = seen_.size() - seen_before == piece.tile->tokens;
   group_seen_.resize(groups_ + piece.groups());
   for (size_t i = seen_before; i < seen_.size(); ++i)
     group_seen_[groups_ + (seen_[i] - tokens_) / piece.group] = 1;
@@ -330,6 +360,7 @@ Status Search::open_piece(Piece piece) {
   if (piece.tile->bounded) {
     const Status status = checked(piece, piece.planes.open(*piece.keys, *piece.tile));
     if (status != Status::OK) return status;
+    piece.skew = skew_of(piece);
   }
   pieces_.push_back(std::move(piece));
   return Status::OK;
@@ -348,7 +379,7 @@ void Search::begin(uint32_t first, uint32_t count) {
     for (auto* by_token : {&query.middles, &query.lows, &query.highs})
       by_token->assign(tokens_, kNever);
     for (const Piece& piece : pieces_) query.reaches.push_back(reach_of(piece, query));
-    for (const PlaneKeys* keys : blocks_) query.reads.emplace_back(*keys);
+    for (const PlaneKeys* keys : blocks_) query.reads.emplace_back(keys->frame());
   }
 }
 
@@ -356,12 +387,14 @@ Status Search::read_first_planes(uint32_t planes) {
   for (Piece& piece : pieces_) {
     const ConstBytes frame = piece.keys->frame();
     for (Progress& query : batch_) {
-      query.reads[piece.block].frame.add(frame.first(sizeof(bh_frame_header)));
+      query.reads[piece.block].add(frame.first(sizeof(bh_frame_header)));
       if (bounded(piece, query)) continue;
       if (const Status status = read_as_it_is(piece, query); status != Status::OK) return status;
     }
     if (!piece.tile->bounded) continue;
-    const Status status = read_first_planes(piece, std::min(planes, piece.all_planes()));
+    const uint32_t first = std::min(planes, piece.all_planes());
+    const Status status =
+        read_first_planes(piece, piece.whole ? piece.planes.verified_with(first) : first);
     if (status != Status::OK) return status;
   }
   return Status::OK;
@@ -369,9 +402,14 @@ Status Search::read_first_planes(uint32_t planes) {
 
 /// For all queries: the planes of a tile show each of them the same.
 Status Search::read_first_planes(Piece& piece, uint32_t planes) {
+  if (piece.whole) {
+    const Status status = checked(piece, piece.planes.verify(planes));
+    if (status != Status::OK) return status;
+  }
   if (const Status status = load(piece, planes); status != Status::OK) return status;
   for (Progress& query : batch_) {
-    if (query.finite) query.reads[piece.block].frame.add(piece.planes.head());
+    if (!query.finite) continue;
+    query.reads[piece.block].add(piece.planes.head());
   }
   for_seen(piece, [&](uint32_t first, uint32_t count) {
     add_centres(piece, first, count);
@@ -379,7 +417,7 @@ Status Search::read_first_planes(Piece& piece, uint32_t planes) {
     for (Progress& query : batch_) {
       if (!query.finite) continue;
       for (uint32_t p = 0; p < planes; ++p)
-        query.reads[piece.block].frame.add(piece.planes.rows_of(p, first, count));
+        query.reads[piece.block].add(piece.planes.rows_of(p, first, count));
       bound(piece, first, count, planes, query);
     }
   });
@@ -439,9 +477,8 @@ Reach Search::reach_of(const Piece& piece, const Progress& query) const {
     reach.query[0][c] = static_cast<float>(static_cast<double>(values[c]) * units[c] / reach.one);
   for (uint32_t planes = 1; scaled_ && planes <= kScaledPlanes; ++planes) {
     auto& scaled = reach.query[planes] = reach.query[0];
-    const auto scales = piece.keys->scales_of(*piece.tile, planes);
-    for (uint32_t c = 0; c < scales.size(); ++c)
-      scaled[c] *= static_cast<float>(scales[c] * kScaleUnit);
+    const auto spreads = piece.planes.spreads();
+    for (uint32_t c = 0; c < spreads.size(); ++c) scaled[c] *= scale_of(spreads[c], planes);
   }
   for (size_t i = 0; scaled_ && i < reach.query.size(); ++i)
     reach.norms[i] =
@@ -470,7 +507,6 @@ void Search::bound(const Piece& piece, uint32_t first, uint32_t count, uint32_t 
   BOWHEAD_ASSERT(count <= kMostRows);
   const Reach& reach = query.reaches[piece.index];
   const double off = reach.of(piece, planes);
-  query.reads[piece.block].scales.add(scales_of(piece, planes));
   const auto& wanted = reach.query[scaled_ && planes <= kScaledPlanes ? planes : 0];
   kernels().dots(wanted.data(), rows_.data(), count, padded_channels(piece.keys->channels()),
                  sums_.data());
@@ -498,7 +534,7 @@ Status Search::read_as_it_is(Piece& piece, Progress& query) {
         decoder_->decode_tokens(keys.frame(), keys.outer(), tile.first, tile.tokens, piece.values));
     if (status != Status::OK) return status;
   }
-  query.reads[piece.block].frame.add(keys.frame().subspan(tile.begin, tile.bytes));
+  query.reads[piece.block].add(keys.frame().subspan(tile.begin, tile.bytes));
   std::fill_n(query.levels.begin() + static_cast<ptrdiff_t>(piece.tokens_at), tile.tokens,
               kExactly);
   for (uint32_t token = 0; token < tile.tokens; ++token) {
@@ -529,7 +565,7 @@ float Search::score_of_row(const Progress& query) const {
 /// Reads the planes that a token still lacks of the first so many, and all that comes with their
 /// lines.
 Status Search::deepen(Piece& piece, uint32_t token, uint32_t planes, Progress& query) {
-  LineSet& lines = query.reads[piece.block].frame;
+  LineSet& lines = query.reads[piece.block];
   uint8_t* levels = &query.levels[piece.tokens_at];
   for (uint32_t p = levels[token]; p < planes; ++p) lines.add(piece.planes.rows_of(p, token, 1));
   // As far as the lines of its last row reach; where there is none, as far as they would at most.
@@ -633,22 +669,17 @@ Status Search::score_exactly(size_t token, Progress& query, float& score) {
   }
   const uint32_t remainder = piece.all_planes();
   if (const Status status = load(piece, remainder + 2); status != Status::OK) return status;
-  // The planes of the group's tokens up to this one say where its remainder begins.
-  const uint32_t group = piece.keys->group_of(*piece.tile, within);
-  const uint32_t first = piece.keys->first_of(*piece.tile, group);
-  const auto rests = piece.keys->rests().subspan(piece.tile->rests_at + group, 1);
-  PlaneKeys::RestBegin at = rests[0], end;
-  piece.planes.exact(first, within, at, end, row_.data());
-  Reads& reads = query.reads[piece.block];
-  reads.rests.add(memory_of(rests));
+  // The planes of the step's tokens up to this one say where its remainder begins.
+  const uint32_t first = piece.planes.step_first(within);
+  RestBegin at, end;
+  piece.planes.exact(within, at, end, row_.data());
+  LineSet& reads = query.reads[piece.block];
   for (uint32_t p = 0; p < remainder; ++p)
-    reads.frame.add(piece.planes.rows_of(p, first, within - first + 1));
+    reads.add(piece.planes.rows_of(p, first, within - first + 1));
   if (end.bits > at.bits)
-    reads.frame.add(
-        piece.planes.bytes_of(remainder, at.bits / 8, (end.bits + 7) / 8 - at.bits / 8));
+    reads.add(piece.planes.bytes_of(remainder, at.bits / 8, (end.bits + 7) / 8 - at.bits / 8));
   if (end.exceptions > at.exceptions)
-    reads.frame.add(
-        piece.planes.bytes_of(remainder + 1, at.exceptions, end.exceptions - at.exceptions));
+    reads.add(piece.planes.bytes_of(remainder + 1, at.exceptions, end.exceptions - at.exceptions));
   score = score_of_row(query);
   return Status::OK;
 }
@@ -677,7 +708,7 @@ Status Search::finish(Progress& query) {
 
 uint64_t Search::bytes_of(const Progress& query) const {
   uint64_t bytes = 0;
-  for (const Reads& reads : query.reads) bytes += reads.bytes();
+  for (const LineSet& reads : query.reads) bytes += reads.bytes();
   return bytes;
 }
 
@@ -701,13 +732,12 @@ float Search::edge_of(const Progress& query) {
 /// their tokens for each byte.
 void Search::add_offers(const Piece& piece, float edge, const Progress& query) {
   if (!bounded(piece, query)) return;
-  const PlaneKeys& keys = *piece.keys;
   std::array<float, kMaxPlanes + 1> spreads;
   for (uint32_t p = 1; p <= piece.all_planes(); ++p)
     spreads[p] = answer_of(query.reaches[piece.index].spread_of(piece, p));
   std::array<Offer, kMaxPlanes + 1> whole{};
   for (uint32_t first = 0, end = 0; first < piece.tile->tokens; first = end) {
-    end = keys.first_of(*piece.tile, keys.group_of(*piece.tile, first) + 1);
+    end = ((first + piece.skew) / piece.group + 1) * piece.group - piece.skew;
     end = std::min(end, piece.tile->tokens);
     uint32_t level = piece.all_planes();
     Offer offer{0, static_cast<uint32_t>(piece.index), first};
@@ -736,7 +766,7 @@ void Search::add_offer(Offer offer, uint32_t level, const Progress& query) {
   if (offer.uncertainty == 0) return;
   const Piece& piece = pieces_[offer.piece];
   const uint64_t cost =
-      query.reads[piece.block].frame.missing(piece.planes.rows_of(level, offer.token, 1));
+      query.reads[piece.block].missing(piece.planes.rows_of(level, offer.token, 1));
   offer.uncertainty /=
       static_cast<float>(std::max<uint64_t>(cost, 1));  // it came with something else
   offers_.push_back(offer);
@@ -747,14 +777,13 @@ Status Search::take(const Offer& offer, uint64_t budget, Progress& query) {
   Piece& piece = pieces_[offer.piece];
   const uint32_t level = query.levels[piece.tokens_at + offer.token];
   if (level == piece.all_planes()) return Status::OK;  // it came with something else
-  Reads& reads = query.reads[piece.block];
+  LineSet& reads = query.reads[piece.block];
   const ConstBytes row = piece.planes.rows_of(level, offer.token, 1);
-  const uint64_t cost =
-      reads.frame.missing(row) + reads.scales.missing(scales_of(piece, level + 1));
+  const uint64_t cost = reads.missing(row);
   if (bytes_of(query) + cost > budget) return Status::OK;
   if (!piece.planes.is_coded(level)) return deepen(piece, offer.token, level + 1, query);
   if (const Status status = load(piece, level + 1); status != Status::OK) return status;
-  reads.frame.add(row);
+  reads.add(row);
   for_seen(piece,
            [&](uint32_t first, uint32_t count) { look(piece, first, count, level + 1, query); });
   return Status::OK;
@@ -836,22 +865,22 @@ Result<void> check(const Queries& queries, std::span<const PlaneKeys* const> blo
 }  // namespace
 
 Result<PlaneAnswer> exact_top_k(const Queries& queries, std::span<const PlaneKeys* const> blocks,
-                                const Visible& visible, uint32_t k, uint32_t* changed_block) {
+                                const Visible& visible, uint32_t k, uint32_t* damaged_block) {
   if (auto good = check(queries, blocks, k); !good) return good.error();
   Search search(queries, blocks, visible, k);
-  return search.answer(search.exact(), changed_block);
+  return search.answer(search.exact(), damaged_block);
 }
 
 Result<PlaneAnswer> approximate_top_k(const Queries& queries,
                                       std::span<const PlaneKeys* const> blocks,
                                       const Visible& visible, uint32_t k, double bytes_per_token,
-                                      uint32_t* changed_block) {
+                                      uint32_t* damaged_block) {
   if (auto good = check(queries, blocks, k); !good) return good.error();
   if (!(bytes_per_token > 0))
     return Error{Status::INVALID_ARGUMENT,
                  fmt::format("{} bytes for each token: give a number above 0", bytes_per_token)};
   Search search(queries, blocks, visible, k);
-  return search.answer(search.approximate(bytes_per_token), changed_block);
+  return search.answer(search.approximate(bytes_per_token), damaged_block);
 }
 
 }  // namespace bowhead::ndp

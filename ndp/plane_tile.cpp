@@ -26,14 +26,14 @@ Status PlaneTile::open(const PlaneKeys& keys, const PlaneKeys::Tile& tile) {
   tokens_ = tile.tokens;
   bytes_ = keys.frame().subspan(tile.begin, tile.bytes);
   ByteReader from(bytes_);
-  if (from.u8() != BH_TILE_PLANES) return Status::DAMAGED;
   if (const Status status = read_tile_parameters(from, shape_, bytes_, tokens_, head_, parameters_);
       status != Status::OK)
     return status;
   head_bytes_ = from.at();
   for (uint32_t s = 0; s < stream_count(*number_); ++s)
     coded_[s] = from.bytes(head_.streams[s].coded_bytes);
-  if (!from.good()) return Status::DAMAGED;
+  if (!from.good() || from.at() != bytes_.size() || !head_.searchable) return Status::DAMAGED;
+  note_steps();
 
   units_.resize(shape_.channels);
   const int bias = number_->is_float() ? (1 << (number_->exponent_bits - 1)) - 1 : 0;
@@ -48,6 +48,20 @@ Status PlaneTile::open(const PlaneKeys& keys, const PlaneKeys::Tile& tile) {
 
 double PlaneTile::most_centre(uint32_t channel) const {
   return std::ldexp(1.0, 15 - centre_.right[channel]);
+}
+
+void PlaneTile::note_steps() {
+  steps_ = Steps::of(tokens_, shape_.channels);
+  begins_.clear();
+  if (!number_->is_float()) return;
+  read_steps(head_, shape_.channels, parameters_.directory, counts_);
+  RestBegin at;
+  begins_.push_back(at);
+  for (const StepCount& count : counts_) {
+    at.bits += count.bits;
+    at.exceptions += count.exceptions;
+    begins_.push_back(at);
+  }
 }
 
 void PlaneTile::note_states() {
@@ -104,33 +118,31 @@ void PlaneTile::differences(uint32_t first, uint32_t count, uint32_t planes, int
   plane_kernels().differences(*number_, from, planes, count, shape_.channels, twice);
 }
 
-bool PlaneTile::are_of(std::span<const uint8_t> values) {
-  const uint32_t channels = shape_.channels;
-  if (number_->is_float()) {
-    std::vector<uint16_t> largest(channels + 64);
-    plane_kernels().largest_exponents(*number_, values.data(), tokens_, channels, largest.data());
-    for (uint32_t c = 0; c < channels; ++c) {
-      if (largest[c] > parameters_.exponents[c]) return false;
-    }
+uint32_t PlaneTile::verified_with(uint32_t planes) const {
+  const Groups groups(*number_, head_.streams[0].plain_bytes);
+  uint32_t all = planes;
+  while (all < number_->planes() && groups.of(all) == groups.of(planes - 1)) ++all;
+  return all;
+}
+
+ConstBytes PlaneTile::planes_verified_with(uint32_t planes) const {
+  uint64_t bytes = 0;
+  for (uint32_t p = 0; p < verified_with(planes); ++p) bytes += coded_[p].size();
+  return bytes_.subspan(head_bytes_, bytes);
+}
+
+Status PlaneTile::verify(uint32_t planes) const {
+  const Groups groups(*number_, head_.streams[0].plain_bytes);
+  const uint32_t end = verified_with(planes);
+  size_t at = head_bytes_;
+  for (uint32_t p = 0; p < end;) {
+    const uint32_t group = groups.of(p);
+    size_t bytes = 0;
+    for (; p < end && groups.of(p) == group; ++p) bytes += coded_[p].size();
+    if (checksum32(bytes_.subspan(at, bytes)) != head_.checksums[group]) return Status::DAMAGED;
+    at += bytes;
   }
-  const size_t plane = plane_bytes(channels, tokens_), all = size_t{tokens_} * channels;
-  std::vector<uint8_t> room(number_->planes() * (plane + 8)), beyond(channels + 64);
-  std::vector<uint8_t> remainder(remainder_room(*number_, all)), exceptions(all + 64);
-  Split split{};
-  for (uint32_t p = 0; p < number_->planes(); ++p) split.planes[p] = &room[p * (plane + 8)];
-  split.remainder = remainder.data();
-  split.exceptions = exceptions.data();
-  split.beyond = beyond.data();
-  std::copy_n(states_.begin(), channels, centre_.state);
-  plane_kernels().split({*number_, tokens_, channels, parameters_.exponents.data(), centre_},
-                        values.data(), split);
-  for (uint32_t c = 0; c < channels; ++c) {
-    if (beyond[c] != 0) return false;
-  }
-  for (uint32_t p = 0; p < number_->planes(); ++p) {
-    if (!std::equal(split.planes[p], split.planes[p] + plane, plain_[p].begin())) return false;
-  }
-  return true;
+  return Status::OK;
 }
 
 /// Zero behind the end.
@@ -143,13 +155,12 @@ uint32_t PlaneTile::remainder_of(uint64_t bit, uint32_t count) const {
 }
 
 /// The value whose fixed point is q; 0 if it is not wanted.
-double PlaneTile::value_of_exact(int32_t q, uint32_t channel, PlaneKeys::RestBegin& at,
-                                 bool wanted) const {
+double PlaneTile::value_of_exact(int32_t q, uint32_t channel, RestBegin& at, bool wanted) const {
   if (!number_->is_float()) return static_cast<int8_t>(q);
   const uint32_t magnitude = number_->magnitude_bits;
   const uint32_t t = static_cast<uint32_t>(q < 0 ? ~q : q) & ((1u << magnitude) - 1);
   const uint32_t count = magnitude - static_cast<uint32_t>(std::bit_width(t | 1));
-  const PlaneKeys::RestBegin here = at;
+  const RestBegin here = at;
   at.bits += count;
   at.exceptions += t == 0 ? 1 : 0;
   if (!wanted) return 0;
@@ -168,14 +179,14 @@ double PlaneTile::value_of_exact(int32_t q, uint32_t channel, PlaneKeys::RestBeg
   return load_number(shape_.number, bytes);
 }
 
-void PlaneTile::exact(uint32_t first, uint32_t token, PlaneKeys::RestBegin& at,
-                      PlaneKeys::RestBegin& end, double* row) {
+void PlaneTile::exact(uint32_t token, RestBegin& at, RestBegin& end, double* row) {
+  const uint32_t first = step_first(token);
   const uint32_t count = token - first + 1, padded = padded_channels(shape_.channels);
   rows_.resize(std::max(rows_.size(), 2 * size_t{count} * padded));
   int16_t *twice = rows_.data(), *centre = twice + size_t{count} * padded;
   differences(first, count, number_->planes(), twice);
   centres(first, count, centre);
-  end = at;
+  end = step_begin(token);
   for (uint32_t i = first; i <= token; ++i, twice += padded, centre += padded) {
     at = end;
     for (uint32_t c = 0; c < shape_.channels; ++c) {

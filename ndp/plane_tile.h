@@ -13,9 +13,16 @@
 
 namespace bowhead::ndp {
 
+inline constexpr double kSpreadUnit = 1.0 / 128;
+
+/// Where the remainders and exceptions of some tokens begin in their streams.
+struct RestBegin {
+  uint32_t bits = 0, exceptions = 0;
+};
+
 class PlaneTile {
  public:
-  /// Reads and verifies the head. DAMAGED.
+  /// Reads and verifies the head of a searchable tile. DAMAGED.
   Status open(const PlaneKeys& keys, const PlaneKeys::Tile& tile);
 
   /// The frame's bytes that some tokens' rows of a plane take, or `bytes` of another stream: all of
@@ -27,15 +34,28 @@ class PlaneTile {
   /// Makes a stream readable by the calls below: once for the life of this object. DAMAGED.
   Status load(uint32_t stream, compression::StreamCoder& coder);
 
-  /// Whether the planes, all loaded, are what an encoder makes of these values, which are finite:
-  /// then bounds by planes are true of them.
-  bool are_of(std::span<const uint8_t> values);
+  /// Verifies the first planes, and those that have one checksum with them. DAMAGED.
+  Status verify(uint32_t planes) const;
+  /// How many first planes verify() reads for so many, and their bytes.
+  uint32_t verified_with(uint32_t planes) const;
+  compression::ConstBytes planes_verified_with(uint32_t planes) const;
 
   std::span<const double> units() const { return units_; }  ///< by channel
   /// The limit of a centre, in units, and whether it turns: else it is the same at each token.
   double most_centre(uint32_t channel) const;
   bool turns() const { return centre_.half != 0; }
   const compression::TileParameters& parameters() const { return parameters_; }
+  /// By channel: how far values are from the centre on average, in units of kSpreadUnit of half of
+  /// the most that they can be; none if the tile does not say.
+  std::span<const uint8_t> spreads() const {
+    return parameters_.directory.first(head_.has_spreads ? shape_.channels : 0);
+  }
+  /// The first token of its step, and where that begins.
+  uint32_t step_first(uint32_t token) const { return token - token % steps_.tokens; }
+  RestBegin step_begin(uint32_t token) const {
+    const uint32_t step = steps_.of_token(token);
+    return step < begins_.size() ? begins_[step] : RestBegin{};
+  }
 
   /// Tokens first .. first + count - 1 as the first planes, loaded, show them, in units of the
   /// channel: twice the middle of each value's interval, less the centre; and the centre. Rows as
@@ -43,16 +63,16 @@ class PlaneTile {
   void differences(uint32_t first, uint32_t count, uint32_t planes, int16_t* twice) const;
   void centres(uint32_t first, uint32_t count, int16_t* rows);
 
-  /// The values of a token, from all streams, loaded. `at`: of token `first`, which is not behind
-  /// it, on return of this token; `end`: of the next one. Streams that end too early are as if
-  /// zeros followed.
-  void exact(uint32_t first, uint32_t token, PlaneKeys::RestBegin& at, PlaneKeys::RestBegin& end,
-             double* row);
+  /// The values of a token, from all streams, loaded. `at`, `end`: where its remainders and
+  /// exceptions begin, and those of the next one. Streams that end too early are as if zeros
+  /// followed.
+  void exact(uint32_t token, RestBegin& at, RestBegin& end, double* row);
 
  private:
+  void note_steps();
   void note_states();
   uint32_t remainder_of(uint64_t bit, uint32_t count) const;
-  double value_of_exact(int32_t q, uint32_t channel, PlaneKeys::RestBegin& at, bool wanted) const;
+  double value_of_exact(int32_t q, uint32_t channel, RestBegin& at, bool wanted) const;
 
   const compression::Number* number_ = nullptr;
   compression::Shape shape_;
@@ -61,6 +81,9 @@ class PlaneTile {
   size_t head_bytes_ = 0;
   compression::TileHeader head_;
   compression::TileParameters parameters_;
+  compression::Steps steps_;
+  std::vector<compression::StepCount> counts_;
+  std::vector<RestBegin> begins_;  // by step
   std::vector<double> units_;
   compression::CentreMaker centres_;
   compression::TurningCentre centre_;

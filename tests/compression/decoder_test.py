@@ -12,6 +12,7 @@ import unittest
 import frame_decoder
 from frame_decoder import Damaged, Frame, Header, Unsupported
 
+IN_PLANES = (frame_decoder.PLANES, frame_decoder.SEARCHABLE)
 HERE = pathlib.Path(__file__).resolve().parent
 FRAMES = sorted((HERE / "frames").glob("*.frame"))
 
@@ -38,7 +39,7 @@ def units_of(data):
     units = []
     for tile, tokens in zip(frame.tiles, frame.tokens_of_tiles()):
         of_token = [None] * frame.channels
-        if tile[0] == frame_decoder.PLANES:
+        if tile[0] in IN_PLANES:
             least = -frame_decoder.bias_of(kind) - kind.mantissa
             header = Header(tile, tokens, frame)
             of_token = [math.ldexp(1, e + least) for e in header.exponents]
@@ -57,9 +58,13 @@ def traits_of(data):
             traits.add(("partial tile", "layout", tile[0]))
         if tile[0] == frame_decoder.ONE_STREAM:
             traits.add(("one stream", "codec", tile[1]))
-        if tile[0] != frame_decoder.PLANES:
+        if tile[0] not in IN_PLANES:
             continue
         header = Header(tile, tokens, frame)
+        if header.steps:
+            traits.add((kind, "steps", "of tokens" if header.step_tokens > 1 else "of channels"))
+        if header.spreads:
+            traits.add((kind, "spreads"))
         traits |= {("planes", "codec", codec) for codec in header.codecs}
         traits.add(("groups", "of one plane" if len(header.groups) > 3 else "of several"))
         if any(header.amplitudes):
@@ -78,6 +83,10 @@ WANTED = (
     | {("one stream", "codec", codec) for codec in (2, 3)}
     | {("partial tile", "layout", layout) for layout in (1, 2)}
     | {(kind, "layout", 1) for kind in FLOATS + ("int8",)}
+    | {(kind, "layout", 3) for kind in FLOATS + ("int8",)}
+    | {(kind, "steps", "of tokens") for kind in FLOATS}
+    | {(kind, "spreads") for kind in FLOATS + ("int8",)}
+    | {("bf16", "steps", "of channels")}
     | {(kind, "layout", 0) for kind in ("bf16", "fp8 e4m3", "int8")}
     | {(kind, "tiles") for kind in ("bf16", "fp16", "fp8 e4m3", "bytes")}
     | {(kind, what) for kind in FLOATS for what in ("remainder", "exceptions")}

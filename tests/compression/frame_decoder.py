@@ -38,7 +38,8 @@ KINDS = {
 }
 INT8, BYTES = 5, 6
 
-STORED, PLANES, ONE_STREAM = 0, 1, 2  # layouts of a tile
+STORED, PLANES, ONE_STREAM, SEARCHABLE = 0, 1, 2, 3  # layouts of a tile
+STEP_VALUES = 256
 CODEC_STORED, CODEC_ZERO, CODEC_LZ4, CODEC_ZSTD, CODEC_NIBBLES = range(5)
 
 
@@ -276,7 +277,7 @@ class Header:
     def __init__(self, tile, tokens, frame):
         kind = frame.kind
         cursor = Cursor(tile, "the header of a tile")
-        cursor.byte()
+        searchable = cursor.byte() == SEARCHABLE
         base = cursor.byte()
         widths = cursor.byte()
         exponent_bits, centre_bits = widths & 15, widths >> 4
@@ -304,6 +305,18 @@ class Header:
         self.groups = groups_of(kind.magnitude + 1, self.decoded[0])
         self.checksums = [cursor.u32() for _ in self.groups]
         channels = frame.channels
+        has_spreads, least, widths = 0, 0, 0
+        if searchable:
+            has_spreads = cursor.byte()
+            if has_spreads > 1:
+                raise Damaged(f"a directory has parts {has_spreads}, which are unknown")
+        self.step_tokens = max(STEP_VALUES // channels, 1)
+        steps = 0
+        if searchable and kind.exponent_bits:
+            least, widths = cursor.varint(), cursor.byte()
+            if least > 65535 or widths & 15 > 12 or widths >> 4 > 9:
+                raise Damaged("a directory has counts that are too large")
+            steps = -(-tokens // self.step_tokens) * -(-channels // STEP_VALUES) - 1
         exponents = cursor.take((channels * exponent_bits + 7) // 8)
         self.exponents = [base + e for e in packed(exponents, channels, exponent_bits)]
         if max(self.exponents) >= 1 << kind.exponent_bits:
@@ -311,6 +324,13 @@ class Header:
         amplitudes = cursor.take((channels * centre_bits + 7) // 8)
         sign = 1 << centre_bits >> 1
         self.amplitudes = [(a ^ sign) - sign for a in packed(amplitudes, channels, centre_bits)]
+        self.spreads = list(cursor.take(channels * has_spreads))
+        bits = cursor.take((steps * (widths & 15) + 7) // 8)
+        exceptions = cursor.take((steps * (widths >> 4) + 7) // 8)
+        self.steps = [
+            (least + b, e)
+            for b, e in zip(packed(bits, steps, widths & 15), packed(exceptions, steps, widths >> 4))
+        ]
         covered = tile[: cursor.at]
         check(covered, cursor.u32(), "the header of a tile")
         self.size = cursor.at
@@ -381,6 +401,7 @@ def decode_planes(tile, tokens, frame):
     exceptions = Cursor(streams[kind.magnitude + 2], "the stream of exceptions")
     centres = Centres(header, frame)
     out = []
+    begins = []  # of steps
     for token in range(tokens):
         qs = []
         for (negative, magnitude), centre in zip(
@@ -394,18 +415,32 @@ def decode_planes(tile, tokens, frame):
         if frame.kind_number == INT8:
             out += [q & 255 for q in qs]
             continue
-        out += elements(qs, header, frame, remainder, exceptions)
+        for first in range(0, frame.channels, STEP_VALUES):
+            if token % header.step_tokens == 0:
+                begins.append((remainder.at, exceptions.at))
+            part = slice(first, first + STEP_VALUES)
+            out += elements(qs[part], header.exponents[part], frame, remainder, exceptions)
+    check_steps(header, begins)
     remainder.check_end()
     if exceptions.at != len(exceptions.data):
         raise Damaged("a tile has more exceptions than values need them")
     return struct.pack(f"<{len(out)}{'BH'[kind.element_bytes - 1]}", *out)
 
 
-def elements(qs, header, frame, remainder, exceptions):
-    """The values of one token."""
+def check_steps(header, begins):
+    """The directory tells where each step begins; where there is none, nothing."""
+    begin = (0, 0)
+    for counts, at in zip(header.steps, begins[1:]):
+        begin = (begin[0] + counts[0], begin[1] + counts[1])
+        if begin != at:
+            raise Damaged(f"a step begins at {at} and not, as the directory says, at {begin}")
+
+
+def elements(qs, exponents, frame, remainder, exceptions):
+    """The values of one token, or of some of its channels."""
     kind = frame.kind
     out = []
-    for q, exponent in zip(qs, header.exponents):
+    for q, exponent in zip(qs, exponents):
         t = ~q if q < 0 else q
         if t > 0:
             e = kind.magnitude - t.bit_length()
@@ -497,16 +532,16 @@ def layout_of(tile, frame):
     if not tile:
         raise Damaged("a tile is empty")
     layout = tile[0]
-    if layout not in (STORED, PLANES, ONE_STREAM):
+    if layout not in (STORED, PLANES, ONE_STREAM, SEARCHABLE):
         raise Unsupported(f"layout {layout} of a tile is unknown")
-    if layout == PLANES and frame.kind_number == BYTES:
+    if layout in (PLANES, SEARCHABLE) and frame.kind_number == BYTES:
         raise Damaged("a tile of bytes says that it is in planes")
     return layout
 
 
 def decode_tile(tile, tokens, frame):
     layout = layout_of(tile, frame)
-    if layout == PLANES:
+    if layout in (PLANES, SEARCHABLE):
         return decode_planes(tile, tokens, frame)
     cursor = Cursor(tile, "a tile")
     cursor.byte()
@@ -532,7 +567,7 @@ def approximations(data, planes):
     frame = Frame(data)
     out = []
     for tile, tokens in zip(frame.tiles, frame.tokens_of_tiles()):
-        if layout_of(tile, frame) == PLANES:
+        if layout_of(tile, frame) in (PLANES, SEARCHABLE):
             out += approximate_planes(tile, tokens, frame, planes)
         else:
             out += [None] * (tokens * frame.channels)

@@ -160,7 +160,7 @@ const std::vector<Case> kTables = {
 };
 
 const std::vector<Case> kTiles = {
-    {"UnknownLayout", "bf16_values", [](Buffer& f) { f[kTile] = 3; }, Status::UNSUPPORTED_CODEC},
+    {"UnknownLayout", "bf16_values", [](Buffer& f) { f[kTile] = 4; }, Status::UNSUPPORTED_CODEC},
     {"PlanesOfBytes", "bytes_text", [](Buffer& f) { f[kTile] = BH_TILE_PLANES; },
      Status::UNSUPPORTED_CODEC},
     {"UnknownCodecOfATile", "bytes_text", [](Buffer& f) { f[kTile + 1] = 5; },

@@ -22,12 +22,10 @@ void seal_planes(Bytes tile, const Shape& shape, uint32_t tokens) {
   const Number* number = number_of(shape.number);
   if (number == nullptr) return;
   ByteReader from(tile);
-  from.u8();
   TileHeader header;
-  const uint64_t plane_bytes = uint64_t{(shape.channels + 7) / 8} * tokens;
-  if (read_tile_header(from, *number, plane_bytes, header) != Status::OK) return;
-  const Groups groups(*number, plane_bytes);
-  const size_t checksums = from.at() - size_t{groups.count()} * 4,
+  if (read_tile_header(from, shape, tokens, header) != Status::OK) return;
+  const Groups groups(*number, plane_bytes(shape.channels, tokens));
+  const size_t checksums = header.checksums_at,
                covered = from.at() + parameter_bytes(header, shape.channels);
   if (tile.size() < covered + 4) return;
   uint64_t begin = covered + 4, end = begin;
@@ -45,7 +43,7 @@ void seal_tile(Bytes tile, const Shape& shape, uint32_t tokens) {
   if (tile.empty()) return;
   if (tile[0] == BH_TILE_STORED) seal_rest(tile, 1);
   if (tile[0] == BH_TILE_BYTES) seal_rest(tile, 2);
-  if (tile[0] == BH_TILE_PLANES) seal_planes(tile, shape, tokens);
+  if (is_in_planes(tile[0])) seal_planes(tile, shape, tokens);
 }
 
 }  // namespace

@@ -13,10 +13,14 @@
 
 /* Layouts of a tile. */
 enum {
-  BH_TILE_STORED = 0, /* the values, not coded */
-  BH_TILE_PLANES = 1, /* bit-planes of fixed-point numbers, and the remainder */
-  BH_TILE_BYTES = 2   /* the values as one stream */
+  BH_TILE_STORED = 0,    /* the values, not coded */
+  BH_TILE_PLANES = 1,    /* bit-planes of fixed-point numbers, and the remainder */
+  BH_TILE_BYTES = 2,     /* the values as one stream */
+  BH_TILE_SEARCHABLE = 3 /* as BH_TILE_PLANES, with a directory; all values are finite */
 };
+
+/* The directory of a tile counts what every so many values need. */
+#define BH_FRAME_STEP_VALUES 256u
 
 /* Codes of the bytes of one stream. */
 enum {
