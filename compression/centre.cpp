@@ -78,14 +78,19 @@ void turn(const TurningCentre& t) {
 }
 
 void CentreMaker::set_turns(const Rotary& rotary) {
-  if (rotary == turned_) return;
-  turned_ = rotary;
-  cosines_.clear();
-  sines_.clear();
-  for (const Turn& turn : turns_of(rotary)) {
-    cosines_.push_back(turn.cosine);
-    sines_.push_back(turn.sine);
+  // Most makers of a thread need the same.
+  static thread_local std::shared_ptr<const Turns> last;
+  if (turns_ != nullptr && turns_->rotary == rotary) return;
+  if (last == nullptr || last->rotary != rotary) {
+    auto made = std::make_shared<Turns>();
+    made->rotary = rotary;
+    for (const Turn& turn : turns_of(rotary)) {
+      made->cosines.push_back(turn.cosine);
+      made->sines.push_back(turn.sine);
+    }
+    last = std::move(made);
   }
+  turns_ = last;
 }
 
 TurningCentre CentreMaker::make(const Number& number, std::span<const uint16_t> exponents,
@@ -105,8 +110,10 @@ TurningCentre CentreMaker::make(const Number& number, std::span<const uint16_t> 
     }
     right_[c] = static_cast<int16_t>(right < 0 ? 15 : right);  // too far from any centre
   }
-  if (half != 0) set_turns(rotary);
-  return {channels, half, cosines_.data(), sines_.data(), state_.data(), right_.data()};
+  if (half == 0) return {channels, 0, nullptr, nullptr, state_.data(), right_.data()};
+  set_turns(rotary);
+  return {channels,      half,         turns_->cosines.data(), turns_->sines.data(),
+          state_.data(), right_.data()};
 }
 
 }  // namespace bowhead::compression

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -68,10 +69,15 @@ class CentreMaker {
                      std::span<const int16_t> amplitudes, uint32_t shift, const Rotary& rotary);
 
  private:
+  /// The rotations of the pairs of a head.
+  struct Turns {
+    Rotary rotary;
+    Lines<int16_t> cosines, sines;
+  };
   void set_turns(const Rotary& rotary);
 
-  Rotary turned_;  ///< the embedding of the cached rotations
-  Lines<int16_t> cosines_, sines_, state_, right_;
+  std::shared_ptr<const Turns> turns_;
+  Lines<int16_t> state_, right_;
 };
 
 }  // namespace bowhead::compression

@@ -13,7 +13,7 @@
 // size of its output justifies.
 //
 // Encoders and decoders are for one thread at a time. They allocate only when they meet a larger
-// tile than before; they do not throw.
+// tile or another codec than before, and throw nothing but std::bad_alloc.
 #pragma once
 
 #include <cstddef>

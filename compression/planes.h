@@ -64,6 +64,7 @@ struct Merge {
   bool exact;  ///< all planes, the remainder and the exceptions are available
   std::span<const uint8_t> remainder;   ///< if exact
   std::span<const uint8_t> exceptions;  ///< if exact
+  uint64_t remainder_begin = 0;         ///< bit at which that of the first value begins
 };
 
 /// Some tokens of a tile, for the fit of a centre (fit.h): sums by channel, initially zero.
@@ -88,7 +89,8 @@ struct PlaneKernels {
   /// these are the largest exponents. At most kStepValues values, of a float.
   StepCount (*count_rests)(const Number& number, const void* values, size_t row_bytes,
                            uint32_t tokens, uint32_t channels, const uint16_t* exponents);
-  /// False: the lengths of the remainder or the exceptions do not match the planes.
+  /// False: the remainder or the exceptions do not end with the last value, or zeros had to be read
+  /// behind their ends.
   bool (*merge)(const TileFrame& tile, const Merge& in, void* values);
 
   /// Rows for searches, each of padded_channels(); the surplus elements are undefined. The first

@@ -414,7 +414,8 @@ BOWHEAD_INLINE __m512i words_before(const Window& window, __m512i end) {
 /// A source of bits of the remainder.
 class WindowSource {
  public:
-  explicit WindowSource(std::span<const uint8_t> from) : from_(from.data()), size_(from.size()) {}
+  WindowSource(std::span<const uint8_t> from, uint64_t begin)
+      : from_(from.data()), size_(from.size()), at_(begin) {}
   /// From the byte of the next bit; zero after the end of the stream.
   BOWHEAD_INLINE Window window() const {
     const uint64_t at = at_ / 8;
@@ -436,7 +437,7 @@ class WindowSource {
 
   const uint8_t* from_;
   uint64_t size_;
-  uint64_t at_ = 0;
+  uint64_t at_;
 };
 
 /// Leading zeros of words.
@@ -624,7 +625,7 @@ template <size_t kNumber, bool kFull>
 bool merge_rows(const TileFrame& tile, const Merge& in, uint8_t* values) {
   constexpr const Number& number = kNumbers[kNumber];
   const Constants k(number);
-  WindowSource remainder(in.remainder);
+  WindowSource remainder(in.remainder, in.remainder_begin);
   ByteSource exceptions(in.exceptions);
   for (uint32_t token = 0; token < tile.tokens; ++token) {
     if (token > 0) turn_vectors(tile.centre);

@@ -147,7 +147,8 @@ BOWHEAD_INLINE U16 deal(U64 runs, U16 counts) {
 /// A stream of bits; zero after its end.
 class BitSource {
  public:
-  explicit BitSource(std::span<const uint8_t> from) : from_(from.data()), size_(from.size()) {}
+  BitSource(std::span<const uint8_t> from, uint64_t begin)
+      : from_(from.data()), size_(from.size()), at_(begin) {}
   /// The next runs of at most 64 bits; the bits above them are undefined.
   BOWHEAD_INLINE U64 take(U64 counts) {
     uint8_t edge[kMostRead];
@@ -178,7 +179,7 @@ class BitSource {
 
   const uint8_t* from_;
   uint64_t size_;
-  uint64_t at_ = 0;
+  uint64_t at_;
 };
 
 class ByteSource {
@@ -475,7 +476,7 @@ template <size_t kNumber>
 bool merge_exact(const TileFrame& tile, const Merge& in, uint8_t* values) {
   constexpr const Number& number = kNumbers[kNumber];
   const U16 magnitude = all_of((1u << number.magnitude_bits) - 1);
-  BitSource remainder(in.remainder);
+  BitSource remainder(in.remainder, in.remainder_begin);
   ByteSource exceptions(in.exceptions);
   for (uint32_t token = 0; token < tile.tokens; ++token) {
     if (token > 0) turn_vectors(tile.centre);
@@ -699,7 +700,7 @@ bool unpack_nibbles(std::span<const uint8_t> in, std::span<uint8_t> out) {
   if (in.size() < map_bytes) return false;
   if (out.size() % 4 != 0 && in[map_bytes - 1] >> out.size() % 4 * 2 != 0) return false;
   const uint8_t* map = in.data();
-  BitSource nibbles(in.subspan(map_bytes));
+  BitSource nibbles(in.subspan(map_bytes), 0);
   size_t at = 0;
   for (; at + kBlock <= out.size(); at += kBlock)
     store(out.data() + at, take_nibbles(map + at / 4, nibbles));

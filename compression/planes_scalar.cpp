@@ -67,7 +67,7 @@ class BitWriter {
 
 class BitReader {
  public:
-  explicit BitReader(std::span<const uint8_t> from) : from_(from) {}
+  BitReader(std::span<const uint8_t> from, uint64_t begin) : from_(from), count_(begin) {}
   /// Zero after the end.
   uint32_t take(uint32_t count) {
     uint32_t bits = 0;
@@ -178,7 +178,7 @@ uint32_t exact(const Number& number, int32_t q, uint32_t largest, BitReader& rem
 
 bool merge(const TileFrame& tile, const Merge& in, void* values) {
   const Number& number = tile.number;
-  BitReader remainder(in.remainder);
+  BitReader remainder(in.remainder, in.remainder_begin);
   size_t exceptions = 0;
   const uint32_t missing = number.planes() - in.plane_count;
   for (uint32_t token = 0; token < tile.tokens; ++token) {

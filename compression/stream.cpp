@@ -27,24 +27,36 @@ bool one_zstd_frame(std::span<const uint8_t> in) {
 }  // namespace
 
 struct StreamCoder::State {
-  ZSTD_CCtx* compressor = ZSTD_createCCtx();
-  ZSTD_DCtx* decompressor = ZSTD_createDCtx();
   LZ4_stream_t lz4;
 
-  State() {
-    if (compressor == nullptr || decompressor == nullptr) throw std::bad_alloc();
-    ZSTD_CCtx_setParameter(compressor, ZSTD_c_contentSizeFlag, 0);
-    ZSTD_CCtx_setParameter(compressor, ZSTD_c_checksumFlag, 0);
-    // Also where the level asks for speed: a library that ignored this would leave such streams
-    // uncompressed.
-    ZSTD_CCtx_setParameter(compressor, ZSTD_c_literalCompressionMode, ZSTD_ps_enable);
-  }
+  State() = default;
   ~State() {
-    ZSTD_freeCCtx(compressor);
-    ZSTD_freeDCtx(decompressor);
+    ZSTD_freeCCtx(compressor_);
+    ZSTD_freeDCtx(decompressor_);
   }
   State(const State&) = delete;
   State& operator=(const State&) = delete;
+
+  ZSTD_CCtx* compressor() {
+    if (compressor_ != nullptr) return compressor_;
+    compressor_ = ZSTD_createCCtx();
+    if (compressor_ == nullptr) throw std::bad_alloc();
+    ZSTD_CCtx_setParameter(compressor_, ZSTD_c_contentSizeFlag, 0);
+    ZSTD_CCtx_setParameter(compressor_, ZSTD_c_checksumFlag, 0);
+    // Also where the level asks for speed: a library that ignored this would leave such streams
+    // uncompressed.
+    ZSTD_CCtx_setParameter(compressor_, ZSTD_c_literalCompressionMode, ZSTD_ps_enable);
+    return compressor_;
+  }
+  ZSTD_DCtx* decompressor() {
+    if (decompressor_ == nullptr) decompressor_ = ZSTD_createDCtx();
+    if (decompressor_ == nullptr) throw std::bad_alloc();
+    return decompressor_;
+  }
+
+ private:
+  ZSTD_CCtx* compressor_ = nullptr;
+  ZSTD_DCtx* decompressor_ = nullptr;
 };
 
 static_assert(kZstdWithoutSearch == -ZSTD_TARGETLENGTH_MAX);
@@ -65,8 +77,9 @@ size_t StreamCoder::encode(StreamCodec codec, int level, std::span<const uint8_t
         static_cast<int>(in.size()), static_cast<int>(most), level));
   }
   if (codec == StreamCodec::ZSTD) {
-    ZSTD_CCtx_setParameter(state_->compressor, ZSTD_c_compressionLevel, level);
-    const size_t size = ZSTD_compress2(state_->compressor, out.data(), most, in.data(), in.size());
+    ZSTD_CCtx_setParameter(state_->compressor(), ZSTD_c_compressionLevel, level);
+    const size_t size =
+        ZSTD_compress2(state_->compressor(), out.data(), most, in.data(), in.size());
     return ZSTD_isError(size) ? 0 : size;
   }
   if (codec == StreamCodec::NIBBLES) {
@@ -102,8 +115,9 @@ bool StreamCoder::decode(StreamCodec codec, std::span<const uint8_t> in, std::sp
     case StreamCodec::NIBBLES:
       return plane_kernels().unpack_nibbles(in, out);
     case StreamCodec::ZSTD:
-      return one_zstd_frame(in) && ZSTD_decompressDCtx(state_->decompressor, out.data(), out.size(),
-                                                       in.data(), in.size()) == out.size();
+      return one_zstd_frame(in) &&
+             ZSTD_decompressDCtx(state_->decompressor(), out.data(), out.size(), in.data(),
+                                 in.size()) == out.size();
   }
   return false;
 }

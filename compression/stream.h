@@ -16,7 +16,8 @@ inline constexpr uint32_t kLastStreamCodec = 4;
 /// The lowest level of ZSTD: it codes bytes by their frequencies and hardly searches for repeats.
 inline constexpr int kZstdWithoutSearch = -131072;
 
-/// Codes and decodes streams. Not thread-safe. Allocates only in its constructor.
+/// Codes and decodes streams. Not thread-safe. Allocates in its constructor, and when it meets ZSTD
+/// for the first time: contexts of ZSTD are large.
 class StreamCoder {
  public:
   StreamCoder();

@@ -16,6 +16,21 @@ namespace bowhead::ndp {
 /// cache.
 inline constexpr uint32_t kTileTokens = 64;
 
+/// Queries that are multiplied by rows of whole numbers at once; fewer ones are filled up with
+/// zeros.
+inline constexpr uint32_t kProductQueries = 8;
+inline constexpr uint32_t kExactRows = 4;
+
+struct Products {
+  const int16_t* queries;  ///< kProductQueries rows
+  const int16_t* rows;
+  const int16_t* centres;  ///< rows; or one for all
+  bool one_centre;
+  uint32_t count;       ///< rows
+  uint32_t channels;    ///< of a row, a multiple of 64; rows lie one behind the other
+  const int32_t* cuts;  ///< by query
+};
+
 struct Kernels {
   const char* name;
 
@@ -39,6 +54,14 @@ struct Kernels {
   /// |query * row|.
   void (*dots)(const float* query, const int16_t* rows, uint32_t count, uint32_t channels,
                float* sums);
+  /// sums[i * kProductQueries + q] = sum over channels of query q * (row i + 2 * its centre); bit q
+  /// of over[i]: this is cuts[q] or more. The caller sees to it that no sum in brackets exceeds 16
+  /// bits and no sum of sizes of products 31, but for channels where all queries are zero.
+  void (*products)(const Products& in, int32_t* sums, uint8_t* over);
+  /// sums[i * kProductQueries + q] = sum over channels, in their order and each product exact, of
+  /// queries[channel * kProductQueries + q] * row i: of kExactRows rows one behind the other, which
+  /// like the queries are floats.
+  void (*exact)(const double* queries, const double* rows, uint32_t channels, double* sums);
   /// By channel: the least and largest of so many tokens' numbers, scales included; NaN makes them
   /// infinite.
   void (*bounds)(const Rows& keys, uint32_t first, uint32_t count, float* least, float* largest);

@@ -21,7 +21,8 @@
 
 namespace bowhead::ndp {
 
-const Kernels kKernelsAvx2 = {"avx2", score, weigh, largest, exponentials, select, dots, bounds};
+const Kernels kKernelsAvx2 = {"avx2", score, weigh,    largest, exponentials,
+                              select, dots,  products, exact,   bounds};
 
 }  // namespace bowhead::ndp
 

@@ -965,6 +965,79 @@ void dots(const float* query, const int16_t* rows, uint32_t count, uint32_t chan
     sums[i] = _mm512_reduce_add_ps(dot(query, rows + size_t{i} * channels, channels));
 }
 
+// ---- products ----
+
+BOWHEAD_INLINE __m512i sums_of_pairs(__m512i a, __m512i b) {
+  return _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+}
+/// In each quarter, of four registers the sums of their quarters.
+BOWHEAD_INLINE __m512i sums_of_fours(const __m512i* lanes) {
+  const __m512i a = sums_of_pairs(lanes[0], lanes[1]), b = sums_of_pairs(lanes[2], lanes[3]);
+  return _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+}
+BOWHEAD_INLINE __m256i sum_of_halves(__m512i lanes) {
+  return _mm256_add_epi32(_mm512_castsi512_si256(lanes), _mm512_extracti64x4_epi64(lanes, 1));
+}
+BOWHEAD_INLINE __m256i sums_of_eights(const __m512i* lanes) {
+  const __m256i a = sum_of_halves(sums_of_fours(lanes));
+  const __m256i b = sum_of_halves(sums_of_fours(lanes + 4));
+  return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20),
+                          _mm256_permute2x128_si256(a, b, 0x31));
+}
+
+/// Queries of 64 channels stay in registers.
+template <bool kOneBlock>
+void products_of(const Products& in, int32_t* sums, uint8_t* over) {
+  static_assert(kProductQueries == 8);
+  const __m256i cuts = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in.cuts));
+  const uint32_t channels = kOneBlock ? 64 : in.channels;
+  const auto query = [&](uint32_t q, uint32_t at) BOWHEAD_INLINE_LAMBDA {
+    return _mm512_loadu_si512(in.queries + size_t{q} * channels + at);
+  };
+  __m512i kept[16];
+  for (uint32_t q = 0; q < 8; ++q) {
+    kept[2 * q] = query(q, 0);
+    kept[2 * q + 1] = query(q, 32);
+  }
+  for (uint32_t i = 0; i < in.count; ++i, sums += 8) {
+    const int16_t* row = in.rows + size_t{i} * channels;
+    const int16_t* centre = in.centres + (in.one_centre ? 0 : size_t{i} * channels);
+    const auto key = [&](uint32_t at) BOWHEAD_INLINE_LAMBDA {
+      return _mm512_add_epi16(_mm512_loadu_si512(row + at),
+                              _mm512_slli_epi16(_mm512_loadu_si512(centre + at), 1));
+    };
+    __m512i lanes[8] = {};
+    for (uint32_t at = 0; at < channels; at += 64) {
+      const __m512i a = key(at), b = key(at + 32);
+#pragma GCC unroll 8
+      for (uint32_t q = 0; q < 8; ++q) {
+        lanes[q] = _mm512_dpwssd_epi32(lanes[q], a, kOneBlock ? kept[2 * q] : query(q, at));
+        lanes[q] =
+            _mm512_dpwssd_epi32(lanes[q], b, kOneBlock ? kept[2 * q + 1] : query(q, at + 32));
+      }
+    }
+    const __m256i all = sums_of_eights(lanes);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums), all);
+    over[i] = _mm256_cmpge_epi32_mask(all, cuts);
+  }
+}
+
+void products(const Products& in, int32_t* sums, uint8_t* over) {
+  in.channels == 64 ? products_of<true>(in, sums, over) : products_of<false>(in, sums, over);
+}
+
+void exact(const double* queries, const double* rows, uint32_t channels, double* sums) {
+  static_assert(kProductQueries == 8);
+  __m512d all[kExactRows] = {};
+  for (uint32_t c = 0; c < channels; ++c) {
+    const __m512d query = _mm512_loadu_pd(queries + size_t{c} * 8);
+#pragma GCC unroll 4
+    for (uint32_t i = 0; i < kExactRows; ++i)
+      all[i] = _mm512_fmadd_pd(query, _mm512_set1_pd(rows[size_t{i} * channels + c]), all[i]);
+  }
+  for (uint32_t i = 0; i < kExactRows; ++i) _mm512_storeu_pd(sums + size_t{i} * 8, all[i]);
+}
+
 BOWHEAD_INLINE __m512 floats_of_bf16(__m256i words) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
 }
@@ -1008,8 +1081,8 @@ void bounds(const Rows& keys, uint32_t first, uint32_t count, float* least, floa
 
 }  // namespace
 
-const Kernels kKernelsAvx512 = {"avx512",     score,  weigh, largest,
-                                exponentials, select, dots,  bounds};
+const Kernels kKernelsAvx512 = {"avx512", score, weigh,    largest, exponentials,
+                                select,   dots,  products, exact,   bounds};
 
 }  // namespace bowhead::ndp
 

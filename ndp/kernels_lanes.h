@@ -244,6 +244,52 @@ void dots(const float* query, const int16_t* rows, uint32_t count, uint32_t chan
   }
 }
 
+BOWHEAD_INLINE Words whole(const int16_t* at) {
+  return Words(__builtin_convertvector(load<Shorts>(at), Integers));
+}
+
+/// In as many lanes as floats.
+void products(const Products& in, int32_t* sums, uint8_t* over) {
+  for (uint32_t i = 0; i < in.count; ++i, sums += kProductQueries) {
+    const int16_t* row = in.rows + size_t{i} * in.channels;
+    const int16_t* centre = in.centres + (in.one_centre ? 0 : size_t{i} * in.channels);
+    Words lanes[kProductQueries] = {};
+    for (uint32_t c = 0; c < in.channels; c += kLanes) {
+      const Words key = whole(row + c) + 2 * whole(centre + c);
+      for (uint32_t q = 0; q < kProductQueries; ++q)
+        lanes[q] += key * whole(in.queries + size_t{q} * in.channels + c);
+    }
+    uint32_t bits = 0;
+    for (uint32_t q = 0; q < kProductQueries; ++q) {
+      uint32_t sum = 0;
+      for (uint32_t lane = 0; lane < kLanes; ++lane) sum += lanes[q][lane];
+      sums[q] = static_cast<int32_t>(sum);
+      bits |= (sums[q] >= in.cuts[q] ? 1u : 0u) << q;
+    }
+    over[i] = static_cast<uint8_t>(bits);
+  }
+}
+
+typedef double Doubles __attribute__((vector_size(BOWHEAD_VECTOR_BYTES)));
+
+void exact(const double* queries, const double* rows, uint32_t channels, double* sums) {
+  constexpr uint32_t kDoubles = BOWHEAD_VECTOR_BYTES / 8, kParts = kProductQueries / kDoubles;
+  for (uint32_t i = 0; i < kExactRows; i += 2) {
+    const double *a = rows + size_t{i} * channels, *b = a + channels;
+    Doubles of_a[kParts] = {}, of_b[kParts] = {};
+    for (uint32_t c = 0; c < channels; ++c) {
+      for (uint32_t part = 0; part < kParts; ++part) {
+        const Doubles query =
+            load<Doubles>(queries + size_t{c} * kProductQueries + part * kDoubles);
+        of_a[part] += query * a[c];
+        of_b[part] += query * b[c];
+      }
+    }
+    memcpy(sums + size_t{i} * kProductQueries, of_a, sizeof of_a);
+    memcpy(sums + (size_t{i} + 1) * kProductQueries, of_b, sizeof of_b);
+  }
+}
+
 // ---- digests ----
 
 void bounds(const Rows& keys, uint32_t first, uint32_t count, float* least, float* largest) {

@@ -13,6 +13,7 @@
 
 namespace bowhead::ndp {
 
-const Kernels kKernelsNeon = {"neon", score, weigh, largest, exponentials, select, dots, bounds};
+const Kernels kKernelsNeon = {"neon", score, weigh,    largest, exponentials,
+                              select, dots,  products, exact,   bounds};
 
 }  // namespace bowhead::ndp

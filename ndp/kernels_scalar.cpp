@@ -71,6 +71,32 @@ void dots(const float* query, const int16_t* rows, uint32_t count, uint32_t chan
   }
 }
 
+void products(const Products& in, int32_t* sums, uint8_t* over) {
+  for (uint32_t i = 0; i < in.count; ++i, sums += kProductQueries) {
+    const int16_t* row = in.rows + size_t{i} * in.channels;
+    const int16_t* centre = in.centres + (in.one_centre ? 0 : size_t{i} * in.channels);
+    over[i] = 0;
+    for (uint32_t q = 0; q < kProductQueries; ++q) {
+      const int16_t* query = in.queries + size_t{q} * in.channels;
+      int64_t sum = 0;
+      for (uint32_t c = 0; c < in.channels; ++c)
+        sum += int64_t{query[c]} * (row[c] + 2 * centre[c]);
+      sums[q] = static_cast<int32_t>(sum);
+      over[i] = static_cast<uint8_t>(over[i] | (sums[q] >= in.cuts[q] ? 1u : 0u) << q);
+    }
+  }
+}
+
+void exact(const double* queries, const double* rows, uint32_t channels, double* sums) {
+  std::fill_n(sums, kExactRows * kProductQueries, 0.0);
+  for (uint32_t i = 0; i < kExactRows; ++i, rows += channels, sums += kProductQueries) {
+    for (uint32_t c = 0; c < channels; ++c) {
+      for (uint32_t q = 0; q < kProductQueries; ++q)
+        sums[q] += queries[size_t{c} * kProductQueries + q] * rows[c];
+    }
+  }
+}
+
 void bounds(const Rows& keys, uint32_t first, uint32_t count, float* least, float* largest) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const uint32_t bytes = element_bytes(keys.number);
@@ -89,7 +115,7 @@ void bounds(const Rows& keys, uint32_t first, uint32_t count, float* least, floa
 
 }  // namespace
 
-const Kernels kKernelsScalar = {"scalar",     score,  weigh, largest,
-                                exponentials, select, dots,  bounds};
+const Kernels kKernelsScalar = {"scalar", score, weigh,    largest, exponentials,
+                                select,   dots,  products, exact,   bounds};
 
 }  // namespace bowhead::ndp

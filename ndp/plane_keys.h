@@ -2,11 +2,13 @@
 // The best keys of queries, from few bits: of keys that lie in frames (compression/frame.h), cut
 // into bit-planes, most are ruled out before their low planes are read.
 //
-// In short: the planes read so far bound a score from both sides. First planes are read of all
+// In short: the planes read so far bound a score from both sides. An exact search in one pass reads
+// the first eight planes of all tokens, for all queries together, and scores those exactly that
+// may still be among the best. One that reads as little as possible reads first planes of all
 // tokens, then all planes of the likeliest hits; from then on a token whose upper bound is below
 // the k-th highest lower bound is out, and of the others the next plane is read, some tokens at a
-// time (as many rows of a plane as make a line). The tokens left in the end are scored exactly.
-// docs/ndp-topk.md has the proof, the cost for real keys, and the recall from few bits.
+// time (as many rows of a plane as make a line). docs/ndp-topk.md has the proof, the cost for real
+// keys, and the recall from few bits.
 //
 // Some tokens have no bounds and are read exactly: those of tiles without a directory (frame.h:
 // tiles that are not in planes, or hold infinities or NaN, or were written by an older version), and
@@ -16,8 +18,9 @@
 // once however often it is looked at: heads of frames and tiles, planes (a coded one has no rows:
 // it is read whole), remainders and exceptions.
 //
-// Verified by their checksums are the heads; of a tile whose tokens are all visible the first
-// planes, and those that have one checksum with them; and tiles that are read exactly. Lines of
+// Verified by their checksums are the heads; of the first planes, and those that have one
+// checksum with them, all in one pass, else those of tiles whose tokens are all visible; and tiles
+// that are read exactly. Lines of
 // other planes and of remainders are not: who must know that they are whole decodes the frame.
 #pragma once
 
@@ -74,8 +77,15 @@ class PlaneKeys {
 
 struct PlaneAnswer {
   std::vector<std::vector<Hit>> hits;  ///< by query, the best first
-  std::vector<uint64_t> bytes_read;    ///< for each query, as if it were the only one
-  uint64_t bytes_read_together = 0;    ///< for all: lines that several read count once
+  /// For each query, as if it were the only one; in one pass for all of them.
+  std::vector<uint64_t> bytes_read;
+  uint64_t bytes_read_together = 0;  ///< for all: lines that several read count once
+};
+
+/// How an exact search reads.
+enum class Reading {
+  ONE_PASS,  ///< fastest
+  FEWEST_BYTES
 };
 
 /// The k best keys of each query, or as many as are visible. A score is the sum, in double, of
@@ -86,6 +96,7 @@ struct PlaneAnswer {
 /// that of block number *damaged_block is damaged (damage that is not noticed gives wrong hits).
 Result<PlaneAnswer> exact_top_k(const Queries& queries, std::span<const PlaneKeys* const> blocks,
                                 const Visible& visible, uint32_t k,
+                                Reading reading = Reading::ONE_PASS,
                                 uint32_t* damaged_block = nullptr);
 
 /// Keys that are likely among the k best, by so many bytes of memory for each visible token of a

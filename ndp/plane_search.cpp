@@ -17,8 +17,10 @@
 #include "base/assert.h"
 #include "compression/planes.h"
 #include "ndp/kernels.h"
+#include "ndp/line_set.h"
 #include "ndp/numbers.h"
 #include "ndp/plane_keys.h"
+#include "ndp/plane_scan.h"
 #include "ndp/plane_tile.h"
 #include "ndp/tiles.h"
 
@@ -34,47 +36,6 @@ constexpr uint32_t kMostRows = 128;  // at a time: the most that lines of a row 
 constexpr uint32_t kBatch = 8;       // queries at a time: the state of each grows with tokens
 constexpr uint32_t kScaledPlanes = 4;
 constexpr uint8_t kExactly = 0xFF;  // level of tokens that were read exactly
-
-/// The lines of memory, of those that some bytes lie in, that have been read.
-class LineSet {
- public:
-  explicit LineSet(ConstBytes bytes) : first_(line_of(bytes.data())) {
-    if (!bytes.empty()) words_.resize((line_of(&bytes.back()) - first_) / 64 + 1);
-  }
-  void add(ConstBytes some) {
-    for_lines(some, [&](size_t word, uint64_t bit) {
-      bytes_ += (words_[word] & bit) == 0 ? 64 : 0;
-      words_[word] |= bit;
-    });
-  }
-  /// Bytes that adding it would add.
-  uint64_t missing(ConstBytes some) const {
-    uint64_t bytes = 0;
-    for_lines(some,
-              [&](size_t word, uint64_t bit) { bytes += (words_[word] & bit) == 0 ? 64 : 0; });
-    return bytes;
-  }
-  void add(const LineSet& other) {
-    bytes_ = 0;
-    for (size_t i = 0; i < words_.size(); ++i) {
-      words_[i] |= other.words_[i];
-      bytes_ += 64 * static_cast<uint64_t>(std::popcount(words_[i]));
-    }
-  }
-  uint64_t bytes() const { return bytes_; }
-
- private:
-  static uint64_t line_of(const uint8_t* at) { return reinterpret_cast<uintptr_t>(at) / 64; }
-  template <class Each>
-  void for_lines(ConstBytes bytes, const Each& each) const {
-    if (bytes.empty()) return;
-    for (uint64_t line = line_of(bytes.data()); line <= line_of(&bytes.back()); ++line)
-      each((line - first_) / 64, uint64_t{1} << (line - first_) % 64);
-  }
-
-  uint64_t first_, bytes_ = 0;
-  std::vector<uint64_t> words_;
-};
 
 /// A tile with a visible token.
 struct Piece {
@@ -299,12 +260,7 @@ Status Search::exact() {
 }
 
 Result<PlaneAnswer> Search::answer(Status status, uint32_t* damaged_block) {
-  if (status != Status::OK) {
-    if (damaged_block != nullptr) *damaged_block = damaged_;
-    return Error{
-        Status::DAMAGED,
-        fmt::format("the frame of block {} is damaged: search the other blocks only", damaged_)};
-  }
+  if (status != Status::OK) return damaged_frame(damaged_, damaged_block);
   for (const LineSet& reads : together_) answer_.bytes_read_together += reads.bytes();
   return std::move(answer_);
 }
@@ -865,8 +821,10 @@ Result<void> check(const Queries& queries, std::span<const PlaneKeys* const> blo
 }  // namespace
 
 Result<PlaneAnswer> exact_top_k(const Queries& queries, std::span<const PlaneKeys* const> blocks,
-                                const Visible& visible, uint32_t k, uint32_t* damaged_block) {
+                                const Visible& visible, uint32_t k, Reading reading,
+                                uint32_t* damaged_block) {
   if (auto good = check(queries, blocks, k); !good) return good.error();
+  if (reading == Reading::ONE_PASS) return scan_planes(queries, blocks, visible, k, damaged_block);
   Search search(queries, blocks, visible, k);
   return search.answer(search.exact(), damaged_block);
 }

@@ -41,8 +41,9 @@ class PlaneTile {
   compression::ConstBytes planes_verified_with(uint32_t planes) const;
 
   std::span<const double> units() const { return units_; }  ///< by channel
-  /// The limit of a centre, in units, and whether it turns: else it is the same at each token.
-  double most_centre(uint32_t channel) const;
+  /// No centre is further from zero, in units; and whether it turns: else it is the same at each
+  /// token.
+  double most_centre(uint32_t channel) const { return most_centres_[channel]; }
   bool turns() const { return centre_.half != 0; }
   const compression::TileParameters& parameters() const { return parameters_; }
   /// By channel: how far values are from the centre on average, in units of kSpreadUnit of half of
@@ -52,6 +53,8 @@ class PlaneTile {
   }
   /// The first token of its step, and where that begins.
   uint32_t step_first(uint32_t token) const { return token - token % steps_.tokens; }
+  /// The bytes of remainders and exceptions of tokens `first` to before `end`, in whole steps.
+  std::array<compression::ConstBytes, 2> rests_of(uint32_t first, uint32_t end) const;
   RestBegin step_begin(uint32_t token) const {
     const uint32_t step = steps_.of_token(token);
     return step < begins_.size() ? begins_[step] : RestBegin{};
@@ -67,10 +70,15 @@ class PlaneTile {
   /// exceptions begin, and those of the next one. Streams that end too early are as if zeros
   /// followed.
   void exact(uint32_t token, RestBegin& at, RestBegin& end, double* row);
+  /// The values, as their kind, of some tokens from the first one of a step on; all streams are
+  /// loaded. Streams as above.
+  void exact_rows(uint32_t first, uint32_t count, uint8_t* values);
 
  private:
   void note_steps();
-  void note_states();
+  void note_states(uint32_t token);
+  void note_most_centres();
+  void turn_to(uint32_t token);
   uint32_t remainder_of(uint64_t bit, uint32_t count) const;
   double value_of_exact(int32_t q, uint32_t channel, RestBegin& at, bool wanted) const;
 
@@ -84,11 +92,11 @@ class PlaneTile {
   compression::Steps steps_;
   std::vector<compression::StepCount> counts_;
   std::vector<RestBegin> begins_;  // by step
-  std::vector<double> units_;
+  std::vector<double> units_, most_centres_;
   compression::CentreMaker centres_;
   compression::TurningCentre centre_;
-  std::vector<int16_t> states_;  // of the centre at every eighth token, or, if it does
-                                 // not turn, at any
+  std::vector<int16_t> states_;  // of the centre at every eighth token as far as was asked for, or,
+                                 // if it does not turn, at any
   std::array<compression::ConstBytes, compression::kMaxStreams> coded_;
   std::array<compression::ConstBytes, compression::kMaxStreams> plain_;  // empty: not loaded
   std::array<compression::Lines<uint8_t>, compression::kMaxStreams> decoded_;

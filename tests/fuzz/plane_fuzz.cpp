@@ -26,6 +26,7 @@ constexpr size_t kMostBytes = 1 << 18;
 struct Wanted {
   uint32_t outer, first_token, k;
   double bytes_per_token;
+  Reading reading;
   Visible visible;
   uint32_t query_count;
   std::vector<float> queries;  ///< as many as there are; repeated
@@ -41,6 +42,7 @@ Wanted take_wanted(fuzz::Input& input) {
   wanted.visible = {input.take<uint8_t>(), input.take<uint16_t>(), input.take<uint8_t>()};
   const auto kind = input.take<uint8_t>();
   wanted.query_count = 1 + kind % 4;
+  wanted.reading = kind / 4 % 2 == 0 ? Reading::ONE_PASS : Reading::FEWEST_BYTES;
   for (int i = 0; i < 8; ++i) {
     const auto bits = input.take<uint32_t>();
     wanted.queries.push_back(kind < 128 ? static_cast<float>(static_cast<int8_t>(bits))
@@ -78,7 +80,7 @@ void search(const Shape& shape, const PlaneKeys& keys, const std::vector<uint8_t
   const auto queries =
       Queries::of(values, wanted.query_count, shape.channels, 0.125f, shape.number).value();
   const PlaneKeys* block = &keys;
-  const auto exact = exact_top_k(queries, {&block, 1}, wanted.visible, wanted.k);
+  const auto exact = exact_top_k(queries, {&block, 1}, wanted.visible, wanted.k, wanted.reading);
   const auto near =
       approximate_top_k(queries, {&block, 1}, wanted.visible, wanted.k, wanted.bytes_per_token);
   for (const auto* answer : {&exact, &near})

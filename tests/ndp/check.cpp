@@ -280,6 +280,57 @@ std::string check_dots(uint32_t channels, uint64_t seed) {
   return "";
 }
 
+std::string check_products(uint32_t channels, uint64_t seed) {
+  constexpr uint32_t kRows = 9, kQueries = ndp::kProductQueries;
+  Random random(seed);
+  // As large as sums allow: 31 bits for all products, 16 for a row and twice its centre.
+  const uint64_t most_query = std::min<uint64_t>((1u << 31) / channels / 0x7FFF, 0x7FFF);
+  const auto within = [&](uint64_t most) {
+    return static_cast<int16_t>(static_cast<int64_t>(random.below(2 * most)) -
+                                static_cast<int64_t>(most) + 1);
+  };
+  std::vector<int16_t> queries(size_t{kQueries} * channels);
+  std::vector<int16_t> rows(size_t{kRows} * channels), centres(rows.size());
+  for (int16_t& value : queries) value = within(most_query);
+  for (int16_t& value : rows) value = within(0x3FFF);
+  for (int16_t& value : centres) value = within(0x1FFF);
+  std::vector<int32_t> cuts(kQueries), sums(size_t{kRows} * kQueries);
+  for (const bool one_centre : {false, true}) {
+    std::vector<int64_t> right;
+    for (uint32_t i = 0; i < kRows; ++i) {
+      for (uint32_t q = 0; q < kQueries; ++q) {
+        int64_t sum = 0;
+        for (uint32_t c = 0; c < channels; ++c)
+          sum += int64_t{queries[size_t{q} * channels + c]} *
+                 (rows[size_t{i} * channels + c] +
+                  2 * centres[(one_centre ? 0 : size_t{i} * channels) + c]);
+        right.push_back(sum);
+      }
+    }
+    // A sum itself, one more, the least and the largest.
+    for (uint32_t q = 0; q < kQueries; ++q) {
+      const auto sum = static_cast<int32_t>(right[size_t{q % kRows} * kQueries + q]);
+      cuts[q] = q == 6 ? INT32_MIN : q == 7 ? INT32_MAX : sum + static_cast<int32_t>(q % 2);
+    }
+    std::vector<uint8_t> over(kRows);
+    ndp::kernels().products(
+        {queries.data(), rows.data(), centres.data(), one_centre, kRows, channels, cuts.data()},
+        sums.data(), over.data());
+    for (uint32_t i = 0; i < kRows; ++i) {
+      for (uint32_t q = 0; q < kQueries; ++q) {
+        const int64_t wanted = right[size_t{i} * kQueries + q];
+        if (sums[size_t{i} * kQueries + q] != wanted)
+          return fmt::format("{} channels: the product of row {} and query {} is {} and not {}",
+                             channels, i, q, sums[size_t{i} * kQueries + q], wanted);
+        if ((over[i] >> q & 1) != (wanted >= cuts[q] ? 1 : 0))
+          return fmt::format("{} channels: row {} and query {} are on the wrong side", channels, i,
+                             q);
+      }
+    }
+  }
+  return "";
+}
+
 std::string check_all(const Shape& shape, uint64_t seed) {
   const Problem p(shape, seed);
   Random random(seed);

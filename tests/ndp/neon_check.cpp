@@ -17,7 +17,10 @@ int main() {
   };
   if (&ndp::kernels() != &ndp::kKernelsNeon) report("Neon is not chosen");
   for (const test::Shape& shape : test::shapes_to_check(1)) report(test::check_all(shape, 1));
-  for (const uint32_t channels : {64u, 192u, 1024u}) report(test::check_dots(channels, 1));
+  for (const uint32_t channels : {64u, 192u, 1024u}) {
+    report(test::check_dots(channels, 1));
+    report(test::check_products(channels, 1));
+  }
   std::printf("%d faults\n", faults);
   return faults == 0 ? 0 : 1;
 }

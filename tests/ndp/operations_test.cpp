@@ -32,7 +32,10 @@ TEST(Operations, AnswerAsTheOracle) {
 }
 
 TEST(Operations, SumRows) {
-  for (const uint32_t channels : {64u, 128u, 576u, 1024u}) ASSERT_EQ(check_dots(channels, 2), "");
+  for (const uint32_t channels : {64u, 128u, 576u, 1024u}) {
+    ASSERT_EQ(check_dots(channels, 2), "");
+    ASSERT_EQ(check_products(channels, 2), "");
+  }
 }
 
 TEST(Operations, OfLatentAttention) {

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// The lines of memory that a search has read, of those that some bytes lie in.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "compression/frame.h"
+
+namespace bowhead::ndp {
+
+class LineSet {
+ public:
+  explicit LineSet(compression::ConstBytes bytes) : first_(line_of(bytes.data())) {
+    if (!bytes.empty()) words_.resize((line_of(&bytes.back()) - first_) / 64 + 1);
+  }
+  void add(compression::ConstBytes some) {
+    if (some.empty()) return;
+    const uint64_t end = line_of(&some.back()) - first_ + 1;
+    for (uint64_t line = line_of(some.data()) - first_; line < end;) {
+      const uint64_t shift = line % 64, count = std::min(64 - shift, end - line);
+      const uint64_t bits = ~uint64_t{0} >> (64 - count) << shift;
+      bytes_ += 64 * static_cast<uint64_t>(std::popcount(bits & ~words_[line / 64]));
+      words_[line / 64] |= bits;
+      line += count;
+    }
+  }
+  /// Bytes that adding it would add.
+  uint64_t missing(compression::ConstBytes some) const {
+    uint64_t bytes = 0;
+    for_lines(some,
+              [&](size_t word, uint64_t bit) { bytes += (words_[word] & bit) == 0 ? 64 : 0; });
+    return bytes;
+  }
+  void add(const LineSet& other) {
+    bytes_ = 0;
+    for (size_t i = 0; i < words_.size(); ++i) {
+      words_[i] |= other.words_[i];
+      bytes_ += 64 * static_cast<uint64_t>(std::popcount(words_[i]));
+    }
+  }
+  uint64_t bytes() const { return bytes_; }
+
+ private:
+  static uint64_t line_of(const uint8_t* at) { return reinterpret_cast<uintptr_t>(at) / 64; }
+  template <class Each>
+  void for_lines(compression::ConstBytes bytes, const Each& each) const {
+    if (bytes.empty()) return;
+    for (uint64_t line = line_of(bytes.data()); line <= line_of(&bytes.back()); ++line)
+      each((line - first_) / 64, uint64_t{1} << (line - first_) % 64);
+  }
+
+  uint64_t first_, bytes_ = 0;
+  std::vector<uint64_t> words_;
+};
+
+}  // namespace bowhead::ndp
