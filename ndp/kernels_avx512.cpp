@@ -987,9 +987,8 @@ BOWHEAD_INLINE __m256i sums_of_eights(const __m512i* lanes) {
 
 /// Queries of 64 channels stay in registers.
 template <bool kOneBlock>
-void products_of(const Products& in, int32_t* sums, uint8_t* over) {
+void products_of(const Products& in, int32_t* sums) {
   static_assert(kProductQueries == 8);
-  const __m256i cuts = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in.cuts));
   const uint32_t channels = kOneBlock ? 64 : in.channels;
   const auto query = [&](uint32_t q, uint32_t at) BOWHEAD_INLINE_LAMBDA {
     return _mm512_loadu_si512(in.queries + size_t{q} * channels + at);
@@ -1016,14 +1015,12 @@ void products_of(const Products& in, int32_t* sums, uint8_t* over) {
             _mm512_dpwssd_epi32(lanes[q], b, kOneBlock ? kept[2 * q + 1] : query(q, at + 32));
       }
     }
-    const __m256i all = sums_of_eights(lanes);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums), all);
-    over[i] = _mm256_cmpge_epi32_mask(all, cuts);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums), sums_of_eights(lanes));
   }
 }
 
-void products(const Products& in, int32_t* sums, uint8_t* over) {
-  in.channels == 64 ? products_of<true>(in, sums, over) : products_of<false>(in, sums, over);
+void products(const Products& in, int32_t* sums) {
+  in.channels == 64 ? products_of<true>(in, sums) : products_of<false>(in, sums);
 }
 
 void exact(const double* queries, const double* rows, uint32_t channels, double* sums) {

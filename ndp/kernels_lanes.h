@@ -249,7 +249,7 @@ BOWHEAD_INLINE Words whole(const int16_t* at) {
 }
 
 /// In as many lanes as floats.
-void products(const Products& in, int32_t* sums, uint8_t* over) {
+void products(const Products& in, int32_t* sums) {
   for (uint32_t i = 0; i < in.count; ++i, sums += kProductQueries) {
     const int16_t* row = in.rows + size_t{i} * in.channels;
     const int16_t* centre = in.centres + (in.one_centre ? 0 : size_t{i} * in.channels);
@@ -259,14 +259,11 @@ void products(const Products& in, int32_t* sums, uint8_t* over) {
       for (uint32_t q = 0; q < kProductQueries; ++q)
         lanes[q] += key * whole(in.queries + size_t{q} * in.channels + c);
     }
-    uint32_t bits = 0;
     for (uint32_t q = 0; q < kProductQueries; ++q) {
       uint32_t sum = 0;
       for (uint32_t lane = 0; lane < kLanes; ++lane) sum += lanes[q][lane];
       sums[q] = static_cast<int32_t>(sum);
-      bits |= (sums[q] >= in.cuts[q] ? 1u : 0u) << q;
     }
-    over[i] = static_cast<uint8_t>(bits);
   }
 }
 

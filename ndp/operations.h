@@ -22,6 +22,7 @@
 // output and log-sum-exp NaN.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -49,7 +50,13 @@ struct Hit {
 };
 /// The order of hits: higher scores first, of equal ones (as zeros of either sign are) the earlier
 /// token; NaN comes last, and is taken only where there is nothing else.
-bool better(const Hit& a, const Hit& b);
+inline bool better(const Hit& a, const Hit& b) {
+  if (a.score > b.score) return true;
+  if (a.score < b.score) return false;
+  if (a.score == b.score) return a.token < b.token;
+  const bool a_is_number = !std::isnan(a.score), b_is_number = !std::isnan(b.score);
+  return a_is_number != b_is_number ? a_is_number : a.token < b.token;
+}
 
 /// The best keys of each query so far: a partial. Not thread-safe: threads and devices have one
 /// each, which are merged.

@@ -9,7 +9,6 @@
 
 #include "compression/frame_parts.h"
 #include "ndp/kernels.h"
-#include "ndp/plane_tile.h"
 
 namespace bowhead::ndp {
 namespace {
@@ -48,17 +47,17 @@ Result<PlaneKeys> PlaneKeys::open(ConstBytes bytes, uint32_t outer, uint32_t fir
   keys.outer_ = outer;
   keys.first_token_ = first_token;
   const Tiling& tiling = frame->tiling;
-  PlaneTile head;
+  keys.tiles_.reserve(tiling.tiles_per_outer);
   uint64_t index = tiling.tile_of(outer, 0), at = frame->offset_of(index);
   for (uint32_t begin = 0; begin < shape.tokens; ++index) {
     const ConstBytes coded = frame->tile_at(index, at);
     if (coded.empty()) return Status::DAMAGED;
     const uint32_t tokens = tiling.tokens_of(shape.tokens, index);
-    const Tile tile{at, coded.size(), begin, tokens, coded[0] == BH_TILE_SEARCHABLE};
-    if (tile.bounded) {
-      if (const Status status = head.open(keys, tile); status != Status::OK) return status;
+    Tile& tile = keys.tiles_.emplace_back(Tile{at, coded.size(), begin, tokens, {}});
+    if (coded[0] == BH_TILE_SEARCHABLE) {
+      const Status status = tile.planes.emplace().open(shape, coded, tokens);
+      if (status != Status::OK) return status;
     }
-    keys.tiles_.push_back(tile);
     at += coded.size();
     begin += tokens;
   }

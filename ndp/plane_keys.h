@@ -24,21 +24,21 @@
 // other planes and of remainders are not: who must know that they are whole decodes the frame.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "compression/frame.h"
-#include "compression/lines.h"
-#include "compression/stream.h"
 #include "ndp/operations.h"
+#include "ndp/plane_tile.h"
 #include "ndp/rows.h"
 
 namespace bowhead::ndp {
 
 /// The keys of one outer index of a frame. The frame stays where it is, must outlive this and not
-/// change. Not changed after open(): threads may share it.
+/// change. Keeps about 4 KiB for a tile of 64 channels, which is 64 KiB of bf16 keys. Not changed
+/// after open(): threads may share it.
 class PlaneKeys {
  public:
   /// Verifies the header of the frame and the heads of the tiles of this outer index, and reads
@@ -59,7 +59,7 @@ class PlaneKeys {
     uint64_t begin = 0, bytes = 0;  ///< in the frame
     uint32_t first = 0;             ///< token of this outer index
     uint32_t tokens = 0;
-    bool bounded = false;  ///< searchable: in planes, with a directory
+    std::optional<PlaneTile> planes;  ///< if it is searchable: then it bounds its tokens
   };
   compression::ConstBytes frame() const { return frame_; }
   const compression::Shape& shape() const { return shape_; }

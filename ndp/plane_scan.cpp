@@ -19,7 +19,6 @@
 #include "ndp/kernels.h"
 #include "ndp/line_set.h"
 #include "ndp/numbers.h"
-#include "ndp/plane_tile.h"
 
 namespace bowhead::ndp {
 namespace {
@@ -27,78 +26,65 @@ namespace {
 using namespace compression;
 
 constexpr uint32_t kScannedPlanes = 8;
+constexpr uint32_t kComparedTokens = 4096;  ///< at once: their bounds stay in a near cache
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 /// One number of each query.
 using QueryLanes = std::array<double, kProductQueries>;
 static_assert(sizeof(QueryLanes) == kProductQueries * sizeof(double));
 
-/// Sums of all queries for one token, with vectors that every target has.
-class SumLanes {
+/// A float of each query, with vectors that every target has.
+class Lanes {
  public:
-  static SumLanes load(const int32_t* from) {
-    SumLanes lanes;
+  typedef float Four __attribute__((vector_size(16)));
+  typedef int32_t Which __attribute__((vector_size(16)));
+  static constexpr uint32_t kFours = kProductQueries / 4;
+
+  static Lanes load(const float* from) {
+    Lanes lanes;
     std::memcpy(lanes.of_, from, sizeof lanes.of_);
     return lanes;
   }
-  static SumLanes all(int32_t value) {
-    SumLanes lanes;
+  static Lanes all(float value) {
+    Lanes lanes;
     for (Four& four : lanes.of_) four = Four{value, value, value, value};
     return lanes;
   }
-  int32_t operator[](uint32_t lane) const { return of_[lane / 4][lane % 4]; }
-  /// -1 where it is, else 0.
-  SumLanes at_least(const SumLanes& other) const {
-    return by_fours(other, [](Four a, Four b) { return Four(a >= b); });
-  }
-  void subtract(const SumLanes& other) {
-    *this = by_fours(other, [](Four a, Four b) { return a - b; });
-  }
-  /// A bit for each lane that is not 0.
-  uint8_t bits() const {
-    uint32_t bits = 0;
-    for (uint32_t lane = 0; lane < kProductQueries; ++lane)
-      bits |= ((*this)[lane] != 0 ? 1u : 0u) << lane;
-    return static_cast<uint8_t>(bits);
-  }
-  friend SumLanes choose(const SumLanes& which, const SumLanes& yes, const SumLanes& no) {
-    SumLanes chosen;
-    for (uint32_t i = 0; i < kFours; ++i)
-      chosen.of_[i] = (yes.of_[i] & which.of_[i]) | (no.of_[i] & ~which.of_[i]);
-    return chosen;
-  }
-  friend SumLanes smaller(const SumLanes& a, const SumLanes& b) {
-    return choose(a.at_least(b), b, a);
-  }
-  friend SumLanes larger(const SumLanes& a, const SumLanes& b) {
-    return choose(a.at_least(b), a, b);
-  }
-  /// The middle, rounded down; does not overflow.
-  friend SumLanes between(const SumLanes& a, const SumLanes& b) {
-    return a.by_fours(b, [](Four x, Four y) { return (x & y) + ((x ^ y) >> 1); });
-  }
+  void store(float* to) const { std::memcpy(to, of_, sizeof of_); }
+  Four& operator[](uint32_t four) { return of_[four]; }
+  const Four& operator[](uint32_t four) const { return of_[four]; }
+  float lane(uint32_t lane) const { return of_[lane / 4][lane % 4]; }
 
  private:
-  typedef int32_t Four __attribute__((vector_size(16)));
-  static constexpr uint32_t kFours = kProductQueries / 4;
-  template <class Call>
-  SumLanes by_fours(const SumLanes& other, const Call& call) const {
-    SumLanes result;
-    for (uint32_t i = 0; i < kFours; ++i) result.of_[i] = call(of_[i], other.of_[i]);
-    return result;
-  }
-
   Four of_[kFours];
 };
+
+Lanes::Four choose(Lanes::Which which, Lanes::Four yes, Lanes::Four no) {
+  return Lanes::Four((Lanes::Which(yes) & which) | (Lanes::Which(no) & ~which));
+}
+
+void make_row(NumberFormat kind, const uint8_t* values, uint32_t channels, double* __restrict row) {
+  if (kind == NumberFormat::BF16) {
+    for (uint32_t c = 0; c < channels; ++c) {
+      uint16_t bits;
+      std::memcpy(&bits, values + size_t{c} * 2, 2);
+      row[c] = static_cast<double>(std::bit_cast<float>(uint32_t{bits} << 16));
+    }
+    return;
+  }
+  const uint32_t bytes = element_bytes(kind);
+  for (uint32_t c = 0; c < channels; ++c, values += bytes)
+    row[c] = static_cast<double>(load_number(kind, values));
+}
 
 /// A tile with a visible token.
 struct Piece {
   uint32_t block = 0;
   const PlaneKeys* keys = nullptr;
   const PlaneKeys::Tile* tile = nullptr;
-  size_t tokens_at = 0;  ///< among those of all pieces
-  bool in_planes = false;
-  PlaneTile planes;             ///< opened if in_planes
-  std::vector<uint8_t> values;  ///< else its values
+  size_t tokens_at = 0;               ///< among those of all pieces
+  const PlaneTile* planes = nullptr;  ///< if it is scanned in planes
+  std::optional<PlaneReader> reader;  ///< then, too
+  std::vector<uint8_t> values;        ///< else its values
 
   uint32_t first_position() const { return keys->first_token() + tile->first; }
 };
@@ -109,17 +95,18 @@ struct Candidate {
   size_t token;  ///< counted through the pieces
 };
 
-/// What a query's scores in a tile follow from: sums of products of whole numbers.
-struct Lane {
-  double unit = 0;  ///< of the sums, before the scale
-  double off = 0;   ///< how far scores are from them at most
+/// Tokens of a piece among those whose bounds are compared together.
+struct Bounded {
+  size_t tokens_at;  ///< among those of all pieces
+  uint32_t tokens;
+  std::array<double, kProductQueries> widths;  ///< from the lower bound of a score to the upper one
 };
 
 class Scan {
  public:
   Scan(const Queries& queries, const Visible& visible, uint32_t k)
       : queries_(queries), visible_(visible), k_(k) {}
-  Status open(std::span<const PlaneKeys* const> blocks);
+  void open(std::span<const PlaneKeys* const> blocks);
   /// Some queries, at most kProductQueries.
   Status search(uint32_t first, uint32_t count, PlaneAnswer& answer);
   uint32_t damaged_block() const { return damaged_; }
@@ -130,7 +117,7 @@ class Scan {
   }
 
  private:
-  Status open_piece(uint32_t block, const PlaneKeys& keys, const PlaneKeys::Tile& tile);
+  void open_piece(uint32_t block, const PlaneKeys& keys, const PlaneKeys::Tile& tile);
   bool sees_some(uint32_t first, uint32_t count) const;
   bool sees_all(uint32_t first, uint32_t count) const {
     return first + count <= visible_.end &&
@@ -147,10 +134,15 @@ class Scan {
 
   Status scan(Piece& piece);
   Status scan_values(Piece& piece);
-  void set_lanes(const Piece& piece, uint32_t planes);
-  void set_cut(uint32_t lane);
-  void raise_least(const Piece& piece);
-  void take_candidates(const Piece& piece);
+  bool set_lanes(const Piece& piece, uint32_t planes);
+  void add_bounds(const Piece& piece);
+  void compare_bounds();
+  static uint32_t scanned_planes(const Piece& piece) {
+    return piece.planes->verified_with(std::min(kScannedPlanes, piece.planes->number().planes()));
+  }
+  void raise_least();
+  Lanes best_of(uint32_t stride, uint32_t rank) const;
+  void take_candidates(const Bounded& bounded, const float* lows);
   void add(uint32_t lane, Candidate candidate);
   void shrink(uint32_t lane);
 
@@ -181,19 +173,22 @@ class Scan {
   // Of the queries that are searched together.
   uint32_t first_query_ = 0, query_count_ = 0;
   bool finite_ = true;
-  bool raised_ = false;  // least_, by a tile
   std::vector<QueryLanes> by_channel_;
   std::array<std::vector<Candidate>, kProductQueries> candidates_;
   std::array<float, kProductQueries> least_{};  // k tokens score so much at least
   std::array<std::vector<Hit>, kProductQueries> hits_;
 
   // Of a tile.
-  std::array<Lane, kProductQueries> lanes_;
-  std::array<int32_t, kProductQueries> cuts_{};
-  Lines<int16_t> numbers_;  // queries as whole numbers
+  Lines<int16_t> numbers_;                       // queries as whole numbers
+  std::array<double, kProductQueries> units_{};  // of the sums of products, before the scale
+  std::array<double, kProductQueries> offs_{};   // how far scores are from these at most
   Lines<int16_t> rows_, centres_;
   Lines<int32_t> sums_;
-  std::vector<uint8_t> over_;  // by token: bits of queries whose sum reaches the cut
+
+  // Lower bounds of scores before the scale, by token and query; of tokens that are not visible they
+  // are -infinity.
+  Lines<float> lows_;
+  std::vector<Bounded> bounded_;
   std::vector<float> sorted_;
   std::vector<uint8_t> values_;
 
@@ -204,7 +199,7 @@ class Scan {
   std::array<uint8_t, kExactRows> exact_lanes_;
 };
 
-Status Scan::open(std::span<const PlaneKeys* const> blocks) {
+void Scan::open(std::span<const PlaneKeys* const> blocks) {
   channels_ = queries_.channels();
   padded_ = padded_channels(channels_);
   numbers_.resize(size_t{kProductQueries} * padded_);
@@ -217,11 +212,9 @@ Status Scan::open(std::span<const PlaneKeys* const> blocks) {
   for (uint32_t b = 0; b < blocks.size(); ++b) {
     reads_.emplace_back(blocks[b]->frame());
     for (const PlaneKeys::Tile& tile : blocks[b]->tiles()) {
-      const Status status = open_piece(b, *blocks[b], tile);
-      if (status != Status::OK) return status;
+      open_piece(b, *blocks[b], tile);
     }
   }
-  return Status::OK;
 }
 
 bool Scan::sees_some(uint32_t first, uint32_t count) const {
@@ -231,8 +224,8 @@ bool Scan::sees_some(uint32_t first, uint32_t count) const {
           std::max(first, visible_.begin) < visible_.end);
 }
 
-Status Scan::open_piece(uint32_t block, const PlaneKeys& keys, const PlaneKeys::Tile& tile) {
-  if (!sees_some(keys.first_token() + tile.first, tile.tokens)) return Status::OK;
+void Scan::open_piece(uint32_t block, const PlaneKeys& keys, const PlaneKeys::Tile& tile) {
+  if (!sees_some(keys.first_token() + tile.first, tile.tokens)) return;
   Piece& piece = pieces_.emplace_back();
   piece.block = block;
   piece.keys = &keys;
@@ -240,20 +233,19 @@ Status Scan::open_piece(uint32_t block, const PlaneKeys& keys, const PlaneKeys::
   piece.tokens_at = wanted_.size();
   wanted_.resize(wanted_.size() + tile.tokens);
   reads_[block].add(keys.frame().first(sizeof(bh_frame_header)));
-  if (!tile.bounded) return Status::OK;
-  const Status status = damaged_unless_ok(piece, piece.planes.open(keys, tile));
-  if (status != Status::OK) return status;
+  if (!tile.planes) return;
   // Rows of whole numbers must fit 16 bits: of centres that encoders make they do.
-  piece.in_planes = true;
   const int most = 2 << number_of(keys.number())->magnitude_bits;
-  for (uint32_t c = 0; c < channels_; ++c)
-    piece.in_planes &= 2 * piece.planes.most_centre(c) + most <= 0x7FFF;
-  return Status::OK;
+  for (uint32_t c = 0; c < channels_; ++c) {
+    if (2 * tile.planes->most_centre(c) + most > 0x7FFF) return;
+  }
+  piece.planes = &*tile.planes;
+  piece.reader.emplace(*piece.planes);
 }
 
 Status Scan::load(Piece& piece, uint32_t streams) {
   for (uint32_t stream = 0; stream < streams; ++stream) {
-    const Status status = damaged_unless_ok(piece, piece.planes.load(stream, coder_));
+    const Status status = damaged_unless_ok(piece, piece.reader->load(stream, coder_));
     if (status != Status::OK) return status;
   }
   return Status::OK;
@@ -263,7 +255,6 @@ Status Scan::search(uint32_t first, uint32_t count, PlaneAnswer& answer) {
   first_query_ = first;
   query_count_ = count;
   finite_ = true;
-  raised_ = false;
   by_channel_.assign(channels_, QueryLanes{});
   for (uint32_t lane = 0; lane < count; ++lane) {
     candidates_[lane].clear();
@@ -278,6 +269,7 @@ Status Scan::search(uint32_t first, uint32_t count, PlaneAnswer& answer) {
   for (Piece& piece : pieces_) {
     if (const Status status = scan(piece); status != Status::OK) return status;
   }
+  compare_bounds();
   want_candidates();
   for (Piece& piece : pieces_) {
     if (const Status status = score(piece); status != Status::OK) return status;
@@ -298,84 +290,139 @@ Status Scan::search(uint32_t first, uint32_t count, PlaneAnswer& answer) {
 // ---- the first pass ----
 
 Status Scan::scan(Piece& piece) {
-  if (!piece.in_planes || !finite_) return scan_values(piece);
+  if (piece.planes == nullptr || !finite_) return scan_values(piece);
   const PlaneKeys::Tile& tile = *piece.tile;
-  PlaneTile& planes = piece.planes;
-  const uint32_t count =
-      planes.verified_with(std::min(kScannedPlanes, number_of(piece.keys->number())->planes()));
+  const PlaneTile& planes = *piece.planes;
+  const uint32_t count = scanned_planes(piece);
   if (const Status status = damaged_unless_ok(piece, planes.verify(count)); status != Status::OK)
     return status;
   if (const Status status = load(piece, count); status != Status::OK) return status;
   reads_[piece.block].add(planes.head());
   reads_[piece.block].add(planes.planes_verified_with(count));
-  set_lanes(piece, count);
-  sums_.resize(std::max(sums_.size(), size_t{tile.tokens} * kProductQueries));
-  over_.assign(tile.tokens, 0);
-  if (!planes.turns()) planes.centres(0, 1, centres_.data());
+  if (!set_lanes(piece, count)) return scan_values(piece);
+  sums_.assign(size_t{tile.tokens} * kProductQueries, 0);
+  if (!planes.turns()) piece.reader->centres(0, 1, centres_.data());
   for (uint32_t first = 0; first < tile.tokens; first += kTileTokens) {
     const uint32_t tokens = std::min(kTileTokens, tile.tokens - first);
     if (!sees_some(piece.first_position() + first, tokens)) continue;
-    planes.differences(first, tokens, count, rows_.data());
-    if (planes.turns()) planes.centres(first, tokens, centres_.data());
-    kernels().products({numbers_.data(), rows_.data(), centres_.data(), !planes.turns(), tokens,
-                        padded_, cuts_.data()},
-                       &sums_[size_t{first} * kProductQueries], &over_[first]);
+    piece.reader->differences(first, tokens, count, rows_.data());
+    if (planes.turns()) piece.reader->centres(first, tokens, centres_.data());
+    kernels().products(
+        {numbers_.data(), rows_.data(), centres_.data(), !planes.turns(), tokens, padded_},
+        &sums_[size_t{first} * kProductQueries]);
   }
-  if (!sees_all(piece.first_position(), tile.tokens)) {
-    for (uint32_t i = 0; i < tile.tokens; ++i) {
-      if (!visible_.has(piece.first_position() + i)) over_[i] = 0;
-    }
-  }
-  raise_least(piece);
-  take_candidates(piece);
+  add_bounds(piece);
+  if (lows_.size() >= size_t{kComparedTokens} * kProductQueries) compare_bounds();
   return Status::OK;
 }
 
-/// At first every token is a candidate: the k best sums of a whole tile raise the cut much.
-void Scan::raise_least(const Piece& piece) {
+void Scan::add_bounds(const Piece& piece) {
   const uint32_t tokens = piece.tile->tokens;
-  if (raised_ || tokens < 2 * k_ || !sees_all(piece.first_position(), tokens)) return;
-  raised_ = true;
-  SumLanes low = SumLanes::all(INT32_MAX), high = SumLanes::all(INT32_MIN);
+  Bounded& bounded = bounded_.emplace_back(Bounded{piece.tokens_at, tokens, {}});
+  std::array<float, kProductQueries> units, offs;
+  for (uint32_t lane = 0; lane < kProductQueries; ++lane) {
+    units[lane] = static_cast<float>(units_[lane]);
+    offs[lane] = static_cast<float>(offs_[lane]);
+    bounded.widths[lane] = 2 * offs_[lane];
+  }
+  const size_t at = lows_.size();
+  lows_.resize(at + sums_.size());
+  float* low = &lows_[at];
+  const int32_t* sum = sums_.data();
+  for (uint32_t i = 0; i < tokens; ++i, low += kProductQueries, sum += kProductQueries) {
+    for (uint32_t lane = 0; lane < kProductQueries; ++lane)
+      low[lane] = static_cast<float>(sum[lane]) * units[lane] - offs[lane];
+  }
+  if (sees_all(piece.first_position(), tokens)) return;
   for (uint32_t i = 0; i < tokens; ++i) {
-    const SumLanes sums = SumLanes::load(&sums_[size_t{i} * kProductQueries]);
-    low = smaller(low, sums);
-    high = larger(high, sums);
+    if (!visible_.has(piece.first_position() + i))
+      std::fill_n(&lows_[at + size_t{i} * kProductQueries], kProductQueries, -kInfinity);
   }
-  // So many sums as are wanted, at least, are `low` or more.
-  for (int halvings = 0; halvings < 10; ++halvings) {
-    const SumLanes middle = between(low, high);
-    SumLanes counts = SumLanes::all(0);
-    for (uint32_t i = 0; i < tokens; ++i)
-      counts.subtract(SumLanes::load(&sums_[size_t{i} * kProductQueries]).at_least(middle));
-    const SumLanes enough = counts.at_least(SumLanes::all(static_cast<int32_t>(k_)));
-    low = choose(enough, middle, low);
-    high = choose(enough, high, middle);
-  }
-  for (uint32_t lane = 0; lane < query_count_; ++lane) {
-    const double sum = low[lane] * lanes_[lane].unit;
-    least_[lane] = std::max(least_[lane], answer_of(sum - lanes_[lane].off));
-    set_cut(lane);
-  }
-  const SumLanes cuts = SumLanes::load(cuts_.data());
-  for (uint32_t i = 0; i < tokens; ++i)
-    over_[i] = SumLanes::load(&sums_[size_t{i} * kProductQueries]).at_least(cuts).bits();
 }
 
-void Scan::take_candidates(const Piece& piece) {
-  const uint32_t tokens = piece.tile->tokens;
-  for (uint32_t i = 0; i < tokens; ++i) {
-    uint64_t next = 1;
-    if (i + 8 <= tokens) std::memcpy(&next, &over_[i], 8);
-    if (next == 0) {  // most are
-      i += 7;
-      continue;
+/// Notes those of the tokens in bounded_ that may be among the best.
+void Scan::compare_bounds() {
+  raise_least();
+  const float* lows = lows_.data();
+  for (const Bounded& bounded : bounded_) {
+    take_candidates(bounded, lows);
+    lows += size_t{bounded.tokens} * kProductQueries;
+  }
+  lows_.clear();
+  bounded_.clear();
+}
+
+/// Of each query a number that at least `rank` of every so many of its lower bounds reach, and hardly
+/// more do.
+Lanes Scan::best_of(uint32_t stride, uint32_t rank) const {
+  const float *begin = lows_.data(), *end = begin + lows_.size();
+  const size_t step = size_t{stride} * kProductQueries;
+  Lanes low = Lanes::all(kInfinity), high = Lanes::all(-kInfinity);
+  for (const float* at = begin; at < end; at += step) {
+    const Lanes bounds = Lanes::load(at);
+    for (uint32_t i = 0; i < Lanes::kFours; ++i) {
+      const Lanes::Four visible =
+          choose(bounds[i] > Lanes::all(-kInfinity)[i], bounds[i], Lanes::all(kInfinity)[i]);
+      low[i] = choose(visible < low[i], visible, low[i]);
+      high[i] = choose(bounds[i] > high[i], bounds[i], high[i]);
     }
-    for (uint32_t bits = over_[i]; bits != 0; bits &= bits - 1) {
-      const auto lane = static_cast<uint32_t>(std::countr_zero(bits));
-      const double sum = sums_[size_t{i} * kProductQueries + lane] * lanes_[lane].unit;
-      add(lane, {answer_of(sum - lanes_[lane].off), answer_of(sum + lanes_[lane].off),
-                 piece.tokens_at + i});
+  }
+  const auto enough = static_cast<int32_t>(rank);
+  for (int halvings = 0; halvings < 12; ++halvings) {
+    Lanes::Four middle[Lanes::kFours];
+    Lanes::Which counts[Lanes::kFours] = {};
+    for (uint32_t i = 0; i < Lanes::kFours; ++i) middle[i] = low[i] + (high[i] - low[i]) * 0.5f;
+    for (const float* at = begin; at < end; at += step) {
+      const Lanes bounds = Lanes::load(at);
+      for (uint32_t i = 0; i < Lanes::kFours; ++i) counts[i] -= bounds[i] >= middle[i];
+    }
+    for (uint32_t i = 0; i < Lanes::kFours; ++i) {
+      const Lanes::Which good = counts[i] >= Lanes::Which{enough, enough, enough, enough};
+      low[i] = choose(good, middle[i], low[i]);
+      high[i] = choose(good, high[i], middle[i]);
+    }
+  }
+  return low;
+}
+
+/// By the best of a sample, if at least k of all are as good.
+void Scan::raise_least() {
+  constexpr uint32_t kStride = 4;
+  const size_t tokens = lows_.size() / kProductQueries;
+  if (tokens < 8 * size_t{k_}) return;
+  const Lanes best = best_of(kStride, k_ * 5 / 4 / kStride + 3);
+  std::array<uint32_t, kProductQueries> counts{};
+  for (size_t i = 0; i < tokens; ++i) {
+    for (uint32_t lane = 0; lane < kProductQueries; ++lane)
+      counts[lane] += lows_[i * kProductQueries + lane] >= best.lane(lane) ? 1 : 0;
+  }
+  for (uint32_t lane = 0; lane < query_count_; ++lane) {
+    if (counts[lane] >= k_) least_[lane] = std::max(least_[lane], answer_of(best.lane(lane)));
+  }
+}
+
+/// Those whose upper bound is not below `least_`. Scaling and rounding never reverse the order of
+/// two numbers: what is below the float before `least_` is below it when it is rounded.
+void Scan::take_candidates(const Bounded& bounded, const float* lows) {
+  std::array<float, kProductQueries> cuts;
+  cuts.fill(kInfinity);
+  for (uint32_t lane = 0; lane < query_count_; ++lane) {
+    const auto below = static_cast<double>(std::nextafter(least_[lane], -kInfinity));
+    const double cut = below / static_cast<double>(queries_.scale()) - bounded.widths[lane];
+    cuts[lane] = std::nextafter(static_cast<float>(cut), -kInfinity);
+  }
+  const Lanes cut = Lanes::load(cuts.data());
+  for (uint32_t i = 0; i < bounded.tokens; ++i, lows += kProductQueries) {
+    const Lanes bounds = Lanes::load(lows);
+    Lanes::Which over{};
+    for (uint32_t four = 0; four < Lanes::kFours; ++four) over |= bounds[four] >= cut[four];
+    uint64_t halves[2];
+    std::memcpy(halves, &over, sizeof halves);
+    if ((halves[0] | halves[1]) == 0) continue;  // most are
+    for (uint32_t lane = 0; lane < query_count_; ++lane) {
+      if (!(lows[lane] >= cuts[lane]) || lows[lane] == -kInfinity) continue;
+      const auto low = static_cast<double>(lows[lane]);
+      add(lane, {answer_of(low), answer_of(low + bounded.widths[lane]), bounded.tokens_at + i});
     }
   }
 }
@@ -409,17 +456,17 @@ Status Scan::scan_values(Piece& piece) {
 /// Queries, times the units of the channels, as whole numbers; how far their products are off.
 ///
 /// A value is centre + (twice the middle of an interval) / 2 in units, off by half of the interval
-/// (docs/ndp-topk.md), a denormal by up to 2^-bias more. Its query a in these units is off by half
-/// of `unit`, for rows of at most `most`; sums of products have 31 bits. The rest is what doubles
-/// and the definition's sum round.
-void Scan::set_lanes(const Piece& piece, uint32_t planes) {
+/// (docs/ndp-topk.md), a denormal by up to 2^-bias more. Its query in these units is off by half of
+/// `unit`, for rows of at most `most`; sums of products have 31 bits. The rest is what the
+/// definition's sum rounds, and bounds do, which are floats: false if they are too large or too
+/// small for that.
+bool Scan::set_lanes(const Piece& piece, uint32_t planes) {
   const Number& number = *number_of(piece.keys->number());
-  const PlaneTile& tile = piece.planes;
+  const PlaneTile& tile = *piece.planes;
   const int bias = number.is_float() ? (1 << (number.exponent_bits - 1)) - 1 : 0;
   const double interval = std::ldexp(1.0, static_cast<int>(number.planes() - planes));
   const double limit = std::ldexp(2.0, number.magnitude_bits), least = std::ldexp(1.0, -bias);
   for (uint32_t lane = 0; lane < kProductQueries; ++lane) {
-    cuts_[lane] = std::numeric_limits<int32_t>::max();
     int16_t* to = &numbers_[size_t{lane} * padded_];
     std::fill_n(to, padded_, int16_t{0});
     if (lane >= query_count_) continue;
@@ -432,31 +479,24 @@ void Scan::set_lanes(const Piece& piece, uint32_t planes) {
       sizes += size;
       products += size * most;
       rows += most;
-      if (number.is_float() && tile.parameters().exponents[c] < number.magnitude_bits)
+      if (number.is_float() && tile.exponents()[c] < number.magnitude_bits)
         denormals += value * least;
     }
     double unit = std::max(largest / 0x7FFE, products / (0x7FFFFFFF - 0x2000000));
     if (!(unit > 0)) unit = 1;
+    // Rounded by a sum whose last bit is 1.
+    const double inverse = 1 / unit;
     for (uint32_t c = 0; c < channels_; ++c) {
-      const double a = static_cast<double>(values[c]) * tile.units()[c] / unit;
-      to[c] = static_cast<int16_t>(a + (a < 0 ? -0.5 : 0.5));
+      const double a = static_cast<double>(values[c]) * tile.units()[c] * inverse + 0x1.8p52;
+      to[c] = static_cast<int16_t>(std::bit_cast<uint64_t>(a));
     }
-    Lane& made = lanes_[lane];
-    made.unit = unit / 2;  // sums are of twice the values
-    made.off = sizes * interval / 2 + unit / 4 * rows + denormals;
-    made.off += made.off * 0x1p-20 + products * 0x1p-40;
-    set_cut(lane);
+    units_[lane] = unit / 2;  // sums are of twice the values
+    double off = sizes * interval / 2 + unit / 4 * rows + denormals;
+    off += off * 0x1p-20 + products * 0x1p-21;
+    offs_[lane] = off;
+    if (!(products + off < 0x1p120) || !(off > 0x1p-90)) return false;
   }
-}
-
-/// The least sum whose score can be `least_`. Scaling and rounding never reverse the order of two
-/// numbers: what is below the float before `least_` is below it when it is rounded.
-void Scan::set_cut(uint32_t lane) {
-  constexpr double kMost = std::numeric_limits<int32_t>::max(), kLeast = -kMost - 1;
-  const auto below = static_cast<double>(std::nextafter(least_[lane], -kInfinity));
-  const Lane& at = lanes_[lane];
-  const double sum = (below / static_cast<double>(queries_.scale()) - at.off) / at.unit;
-  cuts_[lane] = static_cast<int32_t>(std::clamp(std::floor(sum) - 1, kLeast, kMost));
+  return true;
 }
 
 void Scan::add(uint32_t lane, Candidate candidate) {
@@ -499,7 +539,7 @@ Status Scan::score(Piece& piece) {
   };
   uint32_t token = next_wanted(0);
   if (token == tokens) return Status::OK;
-  if (!piece.in_planes || !finite_) {
+  if (piece.planes == nullptr || !finite_) {
     score_rows(piece, 0, tokens, piece.values.data());
     return Status::OK;
   }
@@ -507,18 +547,18 @@ Status Scan::score(Piece& piece) {
   if (const Status status = load(piece, number.planes() + 2); status != Status::OK) return status;
   LineSet& reads = reads_[piece.block];
   while (token < tokens) {
-    const uint32_t first = piece.planes.step_first(token);
+    const uint32_t first = piece.planes->step_first(token);
     uint32_t end = token + 1;  // and further tokens of the same step, or of the next one
     for (token = next_wanted(end); token < tokens; token = next_wanted(end)) {
-      if (piece.planes.step_first(token) > end) break;
+      if (piece.planes->step_first(token) > end) break;
       end = token + 1;
     }
     values_.resize(std::max(values_.size(), (end - first) * piece.keys->shape().row_bytes()));
-    piece.planes.exact_rows(first, end - first, values_.data());
+    piece.reader->exact_rows(first, end - first, values_.data());
     score_rows(piece, first, end - first, values_.data());
-    for (uint32_t p = 0; p < number.planes(); ++p)
-      reads.add(piece.planes.rows_of(p, first, end - first));
-    for (const ConstBytes part : piece.planes.rests_of(first, end)) reads.add(part);
+    for (uint32_t p = scanned_planes(piece); p < number.planes(); ++p)
+      reads.add(piece.planes->rows_of(p, first, end - first));
+    for (const ConstBytes part : piece.planes->rests_of(first, end)) reads.add(part);
   }
   return Status::OK;
 }
@@ -535,19 +575,7 @@ void Scan::score_rows(const Piece& piece, uint32_t first, uint32_t count, const 
 /// Calls each(position, lane, score) for this or for earlier rows.
 template <class Each>
 void Scan::add_row(const uint8_t* values, uint32_t position, uint8_t lanes, const Each& each) {
-  double* row = &exact_rows_[size_t{exact_count_} * channels_];
-  const NumberFormat kind = queries_.keys();
-  if (kind == NumberFormat::BF16) {
-    for (uint32_t c = 0; c < channels_; ++c) {
-      uint16_t bits;
-      std::memcpy(&bits, values + size_t{c} * 2, 2);
-      row[c] = static_cast<double>(std::bit_cast<float>(uint32_t{bits} << 16));
-    }
-  } else {
-    const uint32_t bytes = element_bytes(kind);
-    for (uint32_t c = 0; c < channels_; ++c, values += bytes)
-      row[c] = static_cast<double>(load_number(kind, values));
-  }
+  make_row(queries_.keys(), values, channels_, &exact_rows_[size_t{exact_count_} * channels_]);
   exact_positions_[exact_count_] = position;
   exact_lanes_[exact_count_] = lanes;
   if (++exact_count_ == kExactRows) finish_rows(each);
@@ -578,7 +606,8 @@ Error damaged_frame(uint32_t block, uint32_t* damaged_block) {
 Result<PlaneAnswer> scan_planes(const Queries& queries, std::span<const PlaneKeys* const> blocks,
                                 const Visible& visible, uint32_t k, uint32_t* damaged_block) {
   Scan scan(queries, visible, k);
-  Status status = scan.open(blocks);
+  scan.open(blocks);
+  Status status = Status::OK;
   PlaneAnswer answer;
   answer.hits.resize(queries.count());
   for (uint32_t first = 0; status == Status::OK && first < queries.count();

@@ -21,7 +21,6 @@
 #include "ndp/numbers.h"
 #include "ndp/plane_keys.h"
 #include "ndp/plane_scan.h"
-#include "ndp/plane_tile.h"
 #include "ndp/tiles.h"
 
 namespace bowhead::ndp {
@@ -47,7 +46,8 @@ struct Piece {
   uint32_t group = 1;                   ///< tokens with a row of a plane in one line
   bool whole = false;                   ///< all of its tokens are visible
   uint32_t skew = 0;                    ///< how many of them the line of the first one lacks
-  PlaneTile planes;                     ///< opened if bounded
+  const PlaneTile* planes = nullptr;    ///< if it is bounded
+  std::optional<PlaneReader> reader;    ///< then, too
   std::vector<uint8_t> values;          ///< if they had to be read exactly
 
   uint32_t groups() const { return (tile->tokens + group - 1) / group; }
@@ -61,7 +61,7 @@ uint32_t tokens_in_line(uint32_t channels) {
 
 /// By the lowest plane: others may be coded.
 uint32_t skew_of(const Piece& piece) {
-  const ConstBytes row = piece.planes.rows_of(piece.all_planes() - 1, 0, 1);
+  const ConstBytes row = piece.planes->rows_of(piece.all_planes() - 1, 0, 1);
   if (row.empty()) return 0;
   const auto in_line = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(row.data()) % 64);
   const auto bytes = static_cast<uint32_t>(plane_bytes(piece.keys->channels(), 1));
@@ -166,7 +166,7 @@ class Search {
   // ---- of one ----
 
   bool bounded(const Piece& piece, const Progress& query) const {
-    return piece.tile->bounded && query.finite;
+    return piece.planes != nullptr && query.finite;
   }
   /// Rounds as the answer does. As rounding never reverses the order of two numbers, bounds of sums
   /// become bounds of answers.
@@ -206,6 +206,7 @@ class Search {
                            const LineSet& lines);
   Status read_as_it_is(Piece& piece, Progress& query);
   float score_as_it_is(const Piece& piece, uint32_t token, const Progress& query);
+  void make_row(const Shape& shape, const uint8_t* value);
   float score_of_row(const Progress& query) const;
   Status deepen(Piece& piece, uint32_t token, uint32_t planes, Progress& query);
   std::vector<uint32_t> likeliest(size_t count, const Progress& query) const;
@@ -235,6 +236,7 @@ class Search {
   std::vector<LineSet> together_;
   std::vector<int16_t> rows_;          // of some tokens
   std::vector<double> row_;            // exact values of one
+  std::vector<uint8_t> values_;        // of the tokens of a step
   std::array<float, kMostRows> sums_;  // by row
   std::vector<Offer> offers_;
   std::vector<float> sorted_;  // to find a k-th
@@ -274,7 +276,7 @@ Status Search::checked(const Piece& piece, Status status) {
 /// The first streams of a tile.
 Status Search::load(Piece& piece, uint32_t streams) {
   for (uint32_t stream = 0; stream < streams; ++stream) {
-    const Status status = checked(piece, piece.planes.load(stream, coder_));
+    const Status status = checked(piece, piece.reader->load(stream, coder_));
     if (status != Status::OK) return status;
   }
   return Status::OK;
@@ -313,9 +315,9 @@ Status Search::open_piece(Piece piece) {
     group_seen_[groups_ + (seen_[i] - tokens_) / piece.group] = 1;
   tokens_ += piece.tile->tokens;
   groups_ += piece.groups();
-  if (piece.tile->bounded) {
-    const Status status = checked(piece, piece.planes.open(*piece.keys, *piece.tile));
-    if (status != Status::OK) return status;
+  if (piece.tile->planes) {
+    piece.planes = &*piece.tile->planes;
+    piece.reader.emplace(*piece.planes);
     piece.skew = skew_of(piece);
   }
   pieces_.push_back(std::move(piece));
@@ -347,10 +349,10 @@ Status Search::read_first_planes(uint32_t planes) {
       if (bounded(piece, query)) continue;
       if (const Status status = read_as_it_is(piece, query); status != Status::OK) return status;
     }
-    if (!piece.tile->bounded) continue;
+    if (piece.planes == nullptr) continue;
     const uint32_t first = std::min(planes, piece.all_planes());
     const Status status =
-        read_first_planes(piece, piece.whole ? piece.planes.verified_with(first) : first);
+        read_first_planes(piece, piece.whole ? piece.planes->verified_with(first) : first);
     if (status != Status::OK) return status;
   }
   return Status::OK;
@@ -359,21 +361,21 @@ Status Search::read_first_planes(uint32_t planes) {
 /// For all queries: the planes of a tile show each of them the same.
 Status Search::read_first_planes(Piece& piece, uint32_t planes) {
   if (piece.whole) {
-    const Status status = checked(piece, piece.planes.verify(planes));
+    const Status status = checked(piece, piece.planes->verify(planes));
     if (status != Status::OK) return status;
   }
   if (const Status status = load(piece, planes); status != Status::OK) return status;
   for (Progress& query : batch_) {
     if (!query.finite) continue;
-    query.reads[piece.block].add(piece.planes.head());
+    query.reads[piece.block].add(piece.planes->head());
   }
   for_seen(piece, [&](uint32_t first, uint32_t count) {
     add_centres(piece, first, count);
-    piece.planes.differences(first, count, planes, rows_.data());
+    piece.reader->differences(first, count, planes, rows_.data());
     for (Progress& query : batch_) {
       if (!query.finite) continue;
       for (uint32_t p = 0; p < planes; ++p)
-        query.reads[piece.block].add(piece.planes.rows_of(p, first, count));
+        query.reads[piece.block].add(piece.planes->rows_of(p, first, count));
       bound(piece, first, count, planes, query);
     }
   });
@@ -382,15 +384,15 @@ Status Search::read_first_planes(Piece& piece, uint32_t planes) {
 
 /// A centre that does not turn is the same at all tokens.
 void Search::add_centres(Piece& piece, uint32_t first, uint32_t count) {
-  const uint32_t rows = piece.planes.turns() ? count : 1;
+  const uint32_t rows = piece.planes->turns() ? count : 1;
   const uint32_t padded = padded_channels(piece.keys->channels());
-  piece.planes.centres(first, rows, rows_.data());
+  piece.reader->centres(first, rows, rows_.data());
   for (Progress& query : batch_) {
     if (!query.finite) continue;
     const auto& wanted = query.reaches[piece.index].query[0];
     kernels().dots(wanted.data(), rows_.data(), rows, padded, sums_.data());
     for (uint32_t i = 0; i < count; ++i)
-      query.centres[piece.tokens_at + first + i] = sums_[piece.planes.turns() ? i : 0];
+      query.centres[piece.tokens_at + first + i] = sums_[piece.planes->turns() ? i : 0];
   }
 }
 
@@ -414,7 +416,7 @@ Reach Search::reach_of(const Piece& piece, const Progress& query) const {
   Reach reach;
   if (!bounded(piece, query)) return reach;
   const Number& number = *number_of(piece.keys->number());
-  const std::span<const double> units = piece.planes.units();
+  const std::span<const double> units = piece.planes->units();
   const float* values = queries_.floats(query.query);
   const uint32_t channels = piece.keys->channels(), padded = padded_channels(channels);
   const int bias = number.is_float() ? (1 << (number.exponent_bits - 1)) - 1 : 0;
@@ -423,8 +425,8 @@ Reach Search::reach_of(const Piece& piece, const Progress& query) const {
     const double value = std::abs(static_cast<double>(values[c]));
     most = std::max(most, value * units[c]);
     reach.units += value * units[c];
-    centres += value * units[c] * piece.planes.most_centre(c);
-    if (number.is_float() && piece.planes.parameters().exponents[c] < number.magnitude_bits)
+    centres += value * units[c] * piece.planes->most_centre(c);
+    if (number.is_float() && piece.planes->exponents()[c] < number.magnitude_bits)
       reach.always += std::ldexp(value, -bias);
   }
   if (most > 0) reach.one = std::ldexp(1.0, std::ilogb(most));
@@ -433,7 +435,7 @@ Reach Search::reach_of(const Piece& piece, const Progress& query) const {
     reach.query[0][c] = static_cast<float>(static_cast<double>(values[c]) * units[c] / reach.one);
   for (uint32_t planes = 1; scaled_ && planes <= kScaledPlanes; ++planes) {
     auto& scaled = reach.query[planes] = reach.query[0];
-    const auto spreads = piece.planes.spreads();
+    const auto spreads = piece.planes->spreads();
     for (uint32_t c = 0; c < spreads.size(); ++c) scaled[c] *= scale_of(spreads[c], planes);
   }
   for (size_t i = 0; scaled_ && i < reach.query.size(); ++i)
@@ -453,7 +455,7 @@ Reach Search::reach_of(const Piece& piece, const Progress& query) const {
 
 /// Bounds tokens `first` and so many more by the first planes, which are loaded.
 void Search::look(Piece& piece, uint32_t first, uint32_t count, uint32_t planes, Progress& query) {
-  piece.planes.differences(first, count, planes, rows_.data());
+  piece.reader->differences(first, count, planes, rows_.data());
   bound(piece, first, count, planes, query);
 }
 
@@ -504,10 +506,13 @@ Status Search::read_as_it_is(Piece& piece, Progress& query) {
 
 float Search::score_as_it_is(const Piece& piece, uint32_t token, const Progress& query) {
   const Shape& shape = piece.keys->shape();
-  const uint8_t* value = &piece.values[token * shape.row_bytes()];
+  make_row(shape, &piece.values[token * shape.row_bytes()]);
+  return score_of_row(query);
+}
+
+void Search::make_row(const Shape& shape, const uint8_t* value) {
   for (uint32_t c = 0; c < shape.channels; ++c, value += element_bytes(shape.number))
     row_[c] = static_cast<double>(load_number(shape.number, value));
-  return score_of_row(query);
 }
 
 float Search::score_of_row(const Progress& query) const {
@@ -523,9 +528,9 @@ float Search::score_of_row(const Progress& query) const {
 Status Search::deepen(Piece& piece, uint32_t token, uint32_t planes, Progress& query) {
   LineSet& lines = query.reads[piece.block];
   uint8_t* levels = &query.levels[piece.tokens_at];
-  for (uint32_t p = levels[token]; p < planes; ++p) lines.add(piece.planes.rows_of(p, token, 1));
+  for (uint32_t p = levels[token]; p < planes; ++p) lines.add(piece.planes->rows_of(p, token, 1));
   // As far as the lines of its last row reach; where there is none, as far as they would at most.
-  const ConstBytes row = piece.planes.rows_of(planes - 1, token, 1);
+  const ConstBytes row = piece.planes->rows_of(planes - 1, token, 1);
   const auto bytes = static_cast<uint32_t>(plane_bytes(piece.keys->channels(), 1));
   const auto at = reinterpret_cast<uintptr_t>(row.data());
   const bool is_row = row.size() == bytes;
@@ -552,9 +557,9 @@ Status Search::deepen(Piece& piece, uint32_t token, uint32_t planes, Progress& q
 uint32_t Search::readable(const Piece& piece, uint32_t token, uint32_t planes, uint32_t most,
                           const LineSet& lines) {
   for (; planes < most; ++planes) {
-    ConstBytes row = piece.planes.rows_of(planes, token, 1);
+    ConstBytes row = piece.planes->rows_of(planes, token, 1);
     // Coded planes are read whole, and between its ends a stream has lines to itself.
-    if (piece.planes.is_coded(planes) && row.size() > 128) row = row.subspan(row.size() / 2, 1);
+    if (piece.planes->is_coded(planes) && row.size() > 128) row = row.subspan(row.size() / 2, 1);
     if (lines.missing(row) != 0) break;
   }
   return planes;
@@ -577,6 +582,7 @@ std::vector<uint32_t> Search::likeliest(size_t count, const Progress& query) con
 /// k-th highest score from below.
 Status Search::deepen_likeliest(Progress& query) {
   for (const uint32_t token : likeliest(k_, query)) {
+    if (query.levels[token] == kExactly) continue;
     Piece& piece = piece_of(token);
     const auto within = static_cast<uint32_t>(token - piece.tokens_at);
     const Status status = deepen(piece, within, piece.all_planes(), query);
@@ -625,17 +631,15 @@ Status Search::score_exactly(size_t token, Progress& query, float& score) {
   }
   const uint32_t remainder = piece.all_planes();
   if (const Status status = load(piece, remainder + 2); status != Status::OK) return status;
-  // The planes of the step's tokens up to this one say where its remainder begins.
-  const uint32_t first = piece.planes.step_first(within);
-  RestBegin at, end;
-  piece.planes.exact(within, at, end, row_.data());
+  // The remainder of the first token of its step is known.
+  const uint32_t first = piece.planes->step_first(within), count = within - first + 1;
+  const Shape& shape = piece.keys->shape();
+  values_.resize(std::max(values_.size(), count * shape.row_bytes()));
+  piece.reader->exact_rows(first, count, values_.data());
+  make_row(shape, &values_[(count - 1) * shape.row_bytes()]);
   LineSet& reads = query.reads[piece.block];
-  for (uint32_t p = 0; p < remainder; ++p)
-    reads.add(piece.planes.rows_of(p, first, within - first + 1));
-  if (end.bits > at.bits)
-    reads.add(piece.planes.bytes_of(remainder, at.bits / 8, (end.bits + 7) / 8 - at.bits / 8));
-  if (end.exceptions > at.exceptions)
-    reads.add(piece.planes.bytes_of(remainder + 1, at.exceptions, end.exceptions - at.exceptions));
+  for (uint32_t p = 0; p < remainder; ++p) reads.add(piece.planes->rows_of(p, first, count));
+  for (const ConstBytes part : piece.planes->rests_of(first, within + 1)) reads.add(part);
   score = score_of_row(query);
   return Status::OK;
 }
@@ -707,7 +711,7 @@ void Search::add_offers(const Piece& piece, float edge, const Progress& query) {
       offer.uncertainty += uncertainty_of(query.middles[at] - edge, spreads[query.levels[at]]);
     }
     if (level == piece.all_planes()) continue;
-    if (piece.planes.is_coded(level)) {
+    if (piece.planes->is_coded(level)) {
       offer.uncertainty += whole[level].uncertainty;
       whole[level] = offer;
     } else {
@@ -722,7 +726,7 @@ void Search::add_offer(Offer offer, uint32_t level, const Progress& query) {
   if (offer.uncertainty == 0) return;
   const Piece& piece = pieces_[offer.piece];
   const uint64_t cost =
-      query.reads[piece.block].missing(piece.planes.rows_of(level, offer.token, 1));
+      query.reads[piece.block].missing(piece.planes->rows_of(level, offer.token, 1));
   offer.uncertainty /=
       static_cast<float>(std::max<uint64_t>(cost, 1));  // it came with something else
   offers_.push_back(offer);
@@ -734,10 +738,10 @@ Status Search::take(const Offer& offer, uint64_t budget, Progress& query) {
   const uint32_t level = query.levels[piece.tokens_at + offer.token];
   if (level == piece.all_planes()) return Status::OK;  // it came with something else
   LineSet& reads = query.reads[piece.block];
-  const ConstBytes row = piece.planes.rows_of(level, offer.token, 1);
+  const ConstBytes row = piece.planes->rows_of(level, offer.token, 1);
   const uint64_t cost = reads.missing(row);
   if (bytes_of(query) + cost > budget) return Status::OK;
-  if (!piece.planes.is_coded(level)) return deepen(piece, offer.token, level + 1, query);
+  if (!piece.planes->is_coded(level)) return deepen(piece, offer.token, level + 1, query);
   if (const Status status = load(piece, level + 1); status != Status::OK) return status;
   reads.add(row);
   for_seen(piece,

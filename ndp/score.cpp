@@ -40,14 +40,6 @@ Result<void> score(const Queries& queries, std::span<const KeySpan> spans, const
 
 // ---- the best ----
 
-bool better(const Hit& a, const Hit& b) {
-  if (a.score > b.score) return true;
-  if (a.score < b.score) return false;
-  if (a.score == b.score) return a.token < b.token;
-  const bool a_is_number = !std::isnan(a.score), b_is_number = !std::isnan(b.score);
-  return a_is_number != b_is_number ? a_is_number : a.token < b.token;
-}
-
 TopK::TopK(uint32_t queries, uint32_t k) : k_(k), best_(queries) {
   // Hits are put in order only now and then; a tile of them may be written behind the last.
   const uint32_t room = std::max(2 * k, kFewHits) + kTileTokens;

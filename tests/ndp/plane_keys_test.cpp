@@ -14,7 +14,6 @@
 
 #include "base/random.h"
 #include "compression/frame.h"
-#include "ndp/plane_tile.h"
 #include "tests/support/attention_oracle.h"
 #include "tests/support/reseal.h"
 #include "tests/support/tensors.h"
@@ -309,10 +308,9 @@ bool is_verified(const std::vector<uint8_t>& frame, uint32_t outer, size_t at) {
   if (at < keys.tiles()[0].begin && outer == 0) return true;
   for (const PlaneKeys::Tile& tile : keys.tiles()) {
     if (at < tile.begin || at >= tile.begin + tile.bytes) continue;
-    if (!tile.bounded) return true;
-    ndp::PlaneTile planes;
-    EXPECT_EQ(planes.open(keys, tile), Status::OK);
-    return at < tile.begin + planes.head().size() + planes.planes_verified_with(3).size();
+    if (!tile.planes) return true;
+    return at <
+           tile.begin + tile.planes->head().size() + tile.planes->planes_verified_with(3).size();
   }
   return false;
 }
@@ -367,7 +365,8 @@ TEST_P(PlaneKeysTest, SearchFramesThatNoEncoderMade) {
     }
     for (const auto& hits : exact->hits) ASSERT_EQ(hits.size(), 30u);
     const auto tiles = keys->tiles();
-    if (std::any_of(tiles.begin(), tiles.end(), [](const auto& tile) { return tile.bounded; }))
+    if (std::any_of(tiles.begin(), tiles.end(),
+                    [](const auto& tile) { return tile.planes.has_value(); }))
       continue;
     ASSERT_EQ(compression::Decoder().decode(odd, decoded), Status::OK);
     Sequence sequence;
@@ -416,7 +415,7 @@ TEST(PlaneSearch, SaysWhichFrameIsDamaged) {
   for (const uint32_t b : {2u, 0u, 3u}) {
     const auto right = frames[b];
     const PlaneKeys::Tile& tile = opened[b].tiles()[0];
-    frames[b][tile.begin + 20] ^= 1;  // of its head
+    frames[b][tile.begin + tile.planes->head().size() + 20] ^= 1;  // of its first plane
     for (const bool exactly : {true, false}) {
       uint32_t damaged = 99;
       const auto answer =
