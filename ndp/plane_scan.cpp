@@ -49,6 +49,15 @@ class Lanes {
     for (Four& four : lanes.of_) four = Four{value, value, value, value};
     return lanes;
   }
+  static Lanes converted(const int32_t* from) {
+    Lanes lanes;
+    for (uint32_t i = 0; i < kFours; ++i) {
+      Which numbers;
+      std::memcpy(&numbers, from + size_t{4} * i, sizeof numbers);
+      lanes.of_[i] = __builtin_convertvector(numbers, Four);
+    }
+    return lanes;
+  }
   void store(float* to) const { std::memcpy(to, of_, sizeof of_); }
   Four& operator[](uint32_t four) { return of_[four]; }
   const Four& operator[](uint32_t four) const { return of_[four]; }
@@ -188,6 +197,7 @@ class Scan {
   // Lower bounds of scores before the scale, by token and query; of tokens that are not visible they
   // are -infinity.
   Lines<float> lows_;
+  size_t low_tokens_ = 0;  // of them
   std::vector<Bounded> bounded_;
   std::vector<float> sorted_;
   std::vector<uint8_t> values_;
@@ -300,19 +310,22 @@ Status Scan::scan(Piece& piece) {
   reads_[piece.block].add(planes.head());
   reads_[piece.block].add(planes.planes_verified_with(count));
   if (!set_lanes(piece, count)) return scan_values(piece);
-  sums_.assign(size_t{tile.tokens} * kProductQueries, 0);
+  sums_.resize(std::max(sums_.size(), size_t{tile.tokens} * kProductQueries));
   if (!planes.turns()) piece.reader->centres(0, 1, centres_.data());
   for (uint32_t first = 0; first < tile.tokens; first += kTileTokens) {
     const uint32_t tokens = std::min(kTileTokens, tile.tokens - first);
-    if (!sees_some(piece.first_position() + first, tokens)) continue;
+    int32_t* sums = &sums_[size_t{first} * kProductQueries];
+    if (!sees_some(piece.first_position() + first, tokens)) {
+      std::fill_n(sums, size_t{tokens} * kProductQueries, 0);
+      continue;
+    }
     piece.reader->differences(first, tokens, count, rows_.data());
     if (planes.turns()) piece.reader->centres(first, tokens, centres_.data());
     kernels().products(
-        {numbers_.data(), rows_.data(), centres_.data(), !planes.turns(), tokens, padded_},
-        &sums_[size_t{first} * kProductQueries]);
+        {numbers_.data(), rows_.data(), centres_.data(), !planes.turns(), tokens, padded_}, sums);
   }
   add_bounds(piece);
-  if (lows_.size() >= size_t{kComparedTokens} * kProductQueries) compare_bounds();
+  if (low_tokens_ >= kComparedTokens) compare_bounds();
   return Status::OK;
 }
 
@@ -325,13 +338,15 @@ void Scan::add_bounds(const Piece& piece) {
     offs[lane] = static_cast<float>(offs_[lane]);
     bounded.widths[lane] = 2 * offs_[lane];
   }
-  const size_t at = lows_.size();
-  lows_.resize(at + sums_.size());
-  float* low = &lows_[at];
-  const int32_t* sum = sums_.data();
-  for (uint32_t i = 0; i < tokens; ++i, low += kProductQueries, sum += kProductQueries) {
-    for (uint32_t lane = 0; lane < kProductQueries; ++lane)
-      low[lane] = static_cast<float>(sum[lane]) * units[lane] - offs[lane];
+  const size_t at = low_tokens_ * kProductQueries;
+  low_tokens_ += tokens;
+  lows_.resize(std::max(lows_.size(), low_tokens_ * kProductQueries));
+  const Lanes unit = Lanes::load(units.data()), off = Lanes::load(offs.data());
+  for (uint32_t i = 0; i < tokens; ++i) {
+    Lanes low = Lanes::converted(&sums_[size_t{i} * kProductQueries]);
+    for (uint32_t four = 0; four < Lanes::kFours; ++four)
+      low[four] = low[four] * unit[four] - off[four];
+    low.store(&lows_[at + size_t{i} * kProductQueries]);
   }
   if (sees_all(piece.first_position(), tokens)) return;
   for (uint32_t i = 0; i < tokens; ++i) {
@@ -348,14 +363,14 @@ void Scan::compare_bounds() {
     take_candidates(bounded, lows);
     lows += size_t{bounded.tokens} * kProductQueries;
   }
-  lows_.clear();
+  low_tokens_ = 0;
   bounded_.clear();
 }
 
 /// Of each query a number that at least `rank` of every so many of its lower bounds reach, and hardly
 /// more do.
 Lanes Scan::best_of(uint32_t stride, uint32_t rank) const {
-  const float *begin = lows_.data(), *end = begin + lows_.size();
+  const float *begin = lows_.data(), *end = begin + low_tokens_ * kProductQueries;
   const size_t step = size_t{stride} * kProductQueries;
   Lanes low = Lanes::all(kInfinity), high = Lanes::all(-kInfinity);
   for (const float* at = begin; at < end; at += step) {
@@ -388,16 +403,17 @@ Lanes Scan::best_of(uint32_t stride, uint32_t rank) const {
 /// By the best of a sample, if at least k of all are as good.
 void Scan::raise_least() {
   constexpr uint32_t kStride = 4;
-  const size_t tokens = lows_.size() / kProductQueries;
-  if (tokens < 8 * size_t{k_}) return;
+  if (low_tokens_ < 8 * size_t{k_}) return;
   const Lanes best = best_of(kStride, k_ * 5 / 4 / kStride + 3);
-  std::array<uint32_t, kProductQueries> counts{};
-  for (size_t i = 0; i < tokens; ++i) {
-    for (uint32_t lane = 0; lane < kProductQueries; ++lane)
-      counts[lane] += lows_[i * kProductQueries + lane] >= best.lane(lane) ? 1 : 0;
+  Lanes::Which counts[Lanes::kFours] = {};
+  for (size_t i = 0; i < low_tokens_; ++i) {
+    const Lanes bounds = Lanes::load(&lows_[i * kProductQueries]);
+    for (uint32_t four = 0; four < Lanes::kFours; ++four)
+      counts[four] -= bounds[four] >= best[four];
   }
   for (uint32_t lane = 0; lane < query_count_; ++lane) {
-    if (counts[lane] >= k_) least_[lane] = std::max(least_[lane], answer_of(best.lane(lane)));
+    if (counts[lane / 4][lane % 4] >= static_cast<int32_t>(k_))
+      least_[lane] = std::max(least_[lane], answer_of(best.lane(lane)));
   }
 }
 
