@@ -3,8 +3,8 @@
 //
 // A tile is divided into steps of at most kStepValues values in their order: so many whole tokens,
 // or, where a token has more channels, parts of one. The directory says how many bits of the
-// remainder and how many exceptions each step takes: their sums are where the next one begins. It may
-// also say how far the values of a channel are from its centre.
+// remainder and how many exceptions each step takes: their sums are where the next one begins. It
+// may also say how far the values of a channel are from its centre.
 #pragma once
 
 #include <bowhead/format/frame.h>

@@ -10,18 +10,18 @@
 // time (as many rows of a plane as make a line). docs/ndp-topk.md has the proof, the cost for real
 // keys, and the recall from few bits.
 //
-// Some tokens have no bounds and are read exactly: those of tiles without a directory (frame.h:
-// tiles that are not in planes, or hold infinities or NaN, or were written by an older version), and
-// all tokens for a query that holds such numbers.
+// Some tokens have no bounds and are read exactly: those of tiles without a directory
+// (docs/frame.md: tiles that are not in planes, or hold infinities or NaN, or were written by an
+// older version), and all tokens for a query that holds such numbers.
 //
 // Bytes read are counted in whole lines of 64 bytes of memory, as the frames lie there, each line
 // once however often it is looked at: heads of frames and tiles, planes (a coded one has no rows:
 // it is read whole), remainders and exceptions.
 //
-// Verified by their checksums are the heads; of the first planes, and those that have one
-// checksum with them, all in one pass, else those of tiles whose tokens are all visible; and tiles
-// that are read exactly. Lines of
-// other planes and of remainders are not: who must know that they are whole decodes the frame.
+// Verified by their checksums are heads, when keys are opened; tiles that are read exactly; and first
+// planes, with those that have one checksum with them: in one pass of all tiles, else of those whose
+// tokens are all visible. Lines of other planes and of remainders are not: who must know that they
+// are whole decodes the frame.
 #pragma once
 
 #include <cstdint>

@@ -194,8 +194,8 @@ class Scan {
   Lines<int16_t> rows_, centres_;
   Lines<int32_t> sums_;
 
-  // Lower bounds of scores before the scale, by token and query; of tokens that are not visible they
-  // are -infinity.
+  // Lower bounds of scores before the scale, by token and query; -infinity of tokens that are not
+  // visible.
   Lines<float> lows_;
   size_t low_tokens_ = 0;  // of them
   std::vector<Bounded> bounded_;
@@ -367,8 +367,8 @@ void Scan::compare_bounds() {
   bounded_.clear();
 }
 
-/// Of each query a number that at least `rank` of every so many of its lower bounds reach, and hardly
-/// more do.
+/// Of each query a number that at least `rank` of its lower bounds, every so many of them, reach,
+/// and hardly more do.
 Lanes Scan::best_of(uint32_t stride, uint32_t rank) const {
   const float *begin = lows_.data(), *end = begin + low_tokens_ * kProductQueries;
   const size_t step = size_t{stride} * kProductQueries;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A searchable tile of keys in planes (docs/frame.md): where its parts lie, and, while a search looks
-// at it, its values as the planes read so far show them, and exactly.
+// A searchable tile of keys in planes (docs/frame.md): where its parts lie; and, while a search
+// looks at it, its values as the planes read so far show them, and exactly.
 #pragma once
 
 #include <array>

@@ -329,7 +329,9 @@ class Header:
         exceptions = cursor.take((steps * (widths >> 4) + 7) // 8)
         self.steps = [
             (least + b, e)
-            for b, e in zip(packed(bits, steps, widths & 15), packed(exceptions, steps, widths >> 4))
+            for b, e in zip(
+                packed(bits, steps, widths & 15), packed(exceptions, steps, widths >> 4)
+            )
         ]
         covered = tile[: cursor.at]
         check(covered, cursor.u32(), "the header of a tile")
