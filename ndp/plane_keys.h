@@ -20,8 +20,8 @@
 //
 // Verified by their checksums are heads, when keys are opened; tiles that are read exactly; and
 // first planes, with those that have one checksum with them: in one pass of all tiles, else of
-// those whose tokens are all visible. Lines of other planes and of remainders are not: who must know
-// that they are whole decodes the frame.
+// those whose tokens are all visible. Lines of other planes and of remainders are not: who must
+// know that they are whole decodes the frame.
 #pragma once
 
 #include <cstdint>
