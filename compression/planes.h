@@ -33,6 +33,8 @@ inline size_t plane_bytes(uint32_t channels, uint32_t tokens) {
   return (channels + 7) / 8 * size_t{tokens};
 }
 
+inline constexpr uint32_t kStateTokens = 8;
+
 /// The length of a row for searches.
 constexpr uint32_t padded_channels(uint32_t channels) { return (channels + 63) / 64 * 64; }
 
@@ -99,6 +101,11 @@ struct PlaneKernels {
   void (*differences)(const Number& number, const uint8_t* const* planes, uint32_t plane_count,
                       uint32_t tokens, uint32_t channels, int16_t* twice);
   void (*centres)(const TurningCentre& centre, uint32_t tokens, int16_t* rows);
+  /// Their sum, the centre taken twice: twice the middles of the values' intervals. They must fit 16
+  /// bits. `states` gets the state of the centre, by channel, at each kStateTokens-th token from the
+  /// first one on. On return `tile` has the centre of the next token.
+  void (*middles)(const TileFrame& tile, const uint8_t* const* planes, uint32_t plane_count,
+                  int16_t* rows, int16_t* states);
 
   /// Codes bytes as nibbles, the low one first: one bit for each, the first lowest, says whether it
   /// is not zero; then, again in whole bytes, the nibbles that are not. For planes with few ones:

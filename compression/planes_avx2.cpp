@@ -31,9 +31,9 @@ I16 saturated_difference(I16 a, I16 b) { return I16(_mm256_subs_epi16(__m256i(a)
 
 }  // namespace
 
-const PlaneKernels kPlaneKernelsAvx2 = {largest_exponents, split,   count_rests,  merge,
-                                        differences,       centres, nibbles_size, pack_nibbles,
-                                        unpack_nibbles};
+const PlaneKernels kPlaneKernelsAvx2 = {largest_exponents, split,         count_rests, merge,
+                                        differences,       centres,       middles,     nibbles_size,
+                                        pack_nibbles,      unpack_nibbles};
 
 }  // namespace bowhead::compression
 

@@ -781,6 +781,43 @@ void differences(const Number& number, const uint8_t* const* planes, uint32_t pl
   });
 }
 
+template <size_t kNumber>
+void middles_as(const TileFrame& tile, const uint8_t* const* shown, uint32_t plane_count,
+                int16_t* rows, int16_t* states) {
+  constexpr const Number& number = kNumbers[kNumber];
+  // As in merge_prefix().
+  const uint8_t* planes[kMaxPlanes + 1];
+  for (uint32_t p = 0; p < number.planes(); ++p) planes[p] = shown[p < plane_count ? p : 0];
+  const int half_unit = 1 << (number.planes() - plane_count);
+  const __m512i half = _mm512_set1_epi16(static_cast<short>(half_unit)),
+                known = _mm512_set1_epi16(static_cast<short>(-2 * half_unit));
+  for (uint32_t token = 0; token < tile.tokens; ++token) {
+    if (token % kStateTokens == 0) {
+      memcpy(states, tile.centre.state, tile.channels * sizeof *states);
+      states += tile.channels;
+    }
+    for (uint32_t first = 0; first < tile.channels; first += kLanes, rows += kLanes) {
+      const uint32_t lanes = std::min(kLanes, tile.channels - first);
+      const Words d =
+          gather_differences(number, planes, token * tile.row_bytes() + first / 8, lanes);
+      const Words centre = load_centre(tile.centre, first);
+      const auto middle_of = [&](__m512i some, __m512i around) {
+        const __m512i twice =
+            _mm512_ternarylogic_epi32(_mm512_slli_epi16(some, 1), known, half, 0xEA);
+        return _mm512_add_epi16(twice, _mm512_slli_epi16(around, 1));
+      };
+      store_row(rows, {middle_of(d.a, centre.a), middle_of(d.b, centre.b)});
+    }
+    turn_vectors(tile.centre);
+  }
+}
+
+void middles(const TileFrame& tile, const uint8_t* const* planes, uint32_t plane_count,
+             int16_t* rows, int16_t* states) {
+  with_number(tile.number,
+              [&](auto kind) { middles_as<kind.value>(tile, planes, plane_count, rows, states); });
+}
+
 void centres(const TurningCentre& centre, uint32_t tokens, int16_t* rows) {
   for (uint32_t token = 0; token < tokens; ++token) {
     for (uint32_t first = 0; first < centre.channels; first += kLanes, rows += kLanes)
@@ -884,9 +921,9 @@ bool unpack_nibbles(std::span<const uint8_t> in, std::span<uint8_t> out) {
 
 }  // namespace
 
-const PlaneKernels kPlaneKernelsAvx512 = {largest_exponents, split,      count_rests,  merge,
-                                          differences,       centres,    nibbles_size, pack_nibbles,
-                                          unpack_nibbles,    sum_samples};
+const PlaneKernels kPlaneKernelsAvx512 = {
+    largest_exponents, split,        count_rests,  merge,          differences, centres,
+    middles,           nibbles_size, pack_nibbles, unpack_nibbles, sum_samples};
 
 }  // namespace bowhead::compression
 

@@ -610,6 +610,38 @@ void differences(const Number& number, const uint8_t* const* planes, uint32_t pl
   });
 }
 
+template <size_t kNumber>
+void middles_as(const TileFrame& tile, const uint8_t* const* shown, uint32_t plane_count,
+                int16_t* rows, int16_t* states) {
+  constexpr const Number& number = kNumbers[kNumber];
+  // As in merge_prefix().
+  const uint8_t* planes[kMaxPlanes + 1];
+  for (uint32_t p = 0; p < number.planes(); ++p) planes[p] = shown[p < plane_count ? p : 0];
+  const uint32_t half_unit = 1u << (number.planes() - plane_count);
+  const U16 half = all_of(half_unit), known = all_of(0u - 2 * half_unit);
+  for (uint32_t token = 0; token < tile.tokens; ++token, rows += padded_channels(tile.channels)) {
+    if (token % kStateTokens == 0) {
+      memcpy(states, tile.centre.state, tile.channels * sizeof *states);
+      states += tile.channels;
+    }
+    for (uint32_t first = 0; first < tile.channels; first += kBlock) {
+      const uint32_t lanes = std::min(kBlock, tile.channels - first);
+      const Words d =
+          gather_differences(number, planes, token * tile.row_bytes() + first / 8, lanes);
+      const Words centre = load_centre(tile.centre, first);
+      store_row(rows + first, {((d.a << 1 & known) | half) + (centre.a << 1),
+                               ((d.b << 1 & known) | half) + (centre.b << 1)});
+    }
+    turn_vectors(tile.centre);
+  }
+}
+
+void middles(const TileFrame& tile, const uint8_t* const* planes, uint32_t plane_count,
+             int16_t* rows, int16_t* states) {
+  with_number(tile.number,
+              [&](auto kind) { middles_as<kind.value>(tile, planes, plane_count, rows, states); });
+}
+
 void centres(const TurningCentre& centre, uint32_t tokens, int16_t* rows) {
   for (uint32_t token = 0; token < tokens; ++token, rows += padded_channels(centre.channels)) {
     for (uint32_t first = 0; first < centre.channels; first += kBlock)

@@ -26,8 +26,8 @@ I16 saturated_difference(I16 a, I16 b) { return I16(vqsubq_s16(int16x8_t(a), int
 
 }  // namespace
 
-const PlaneKernels kPlaneKernelsNeon = {largest_exponents, split,   count_rests,  merge,
-                                        differences,       centres, nibbles_size, pack_nibbles,
-                                        unpack_nibbles};
+const PlaneKernels kPlaneKernelsNeon = {largest_exponents, split,         count_rests, merge,
+                                        differences,       centres,       middles,     nibbles_size,
+                                        pack_nibbles,      unpack_nibbles};
 
 }  // namespace bowhead::compression

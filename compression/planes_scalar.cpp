@@ -231,6 +231,20 @@ void centres(const TurningCentre& centre, uint32_t tokens, int16_t* rows) {
   }
 }
 
+void middles(const TileFrame& tile, const uint8_t* const* planes, uint32_t plane_count,
+             int16_t* rows, int16_t* states) {
+  const size_t row_bytes = tile.row_bytes();
+  for (uint32_t token = 0; token < tile.tokens; ++token, rows += padded_channels(tile.channels)) {
+    if (token % kStateTokens == 0) states = std::copy_n(tile.centre.state, tile.channels, states);
+    const uint8_t* from[kMaxPlanes + 1];
+    for (uint32_t p = 0; p < plane_count; ++p) from[p] = planes[p] + token * row_bytes;
+    differences(tile.number, from, plane_count, 1, tile.channels, rows);
+    for (uint32_t c = 0; c < tile.channels; ++c)
+      rows[c] = static_cast<int16_t>(rows[c] + 2 * tile.centre.at(c));
+    turn(tile.centre);
+  }
+}
+
 // ---- nibbles ----
 
 constexpr uint64_t kLowBits = 0x1111111111111111;
@@ -295,8 +309,8 @@ bool unpack_nibbles(std::span<const uint8_t> in, std::span<uint8_t> out) {
 
 }  // namespace
 
-const PlaneKernels kPlaneKernelsScalar = {largest_exponents, split,   count_rests,  merge,
-                                          differences,       centres, nibbles_size, pack_nibbles,
-                                          unpack_nibbles};
+const PlaneKernels kPlaneKernelsScalar = {
+    largest_exponents, split,   count_rests,  merge,        differences,
+    centres,           middles, nibbles_size, pack_nibbles, unpack_nibbles};
 
 }  // namespace bowhead::compression

@@ -24,8 +24,6 @@ inline constexpr uint32_t kExactRows = 4;
 struct Products {
   const int16_t* queries;  ///< kProductQueries rows
   const int16_t* rows;
-  const int16_t* centres;  ///< rows; or one for all
-  bool one_centre;
   uint32_t count;     ///< rows
   uint32_t channels;  ///< of a row, a multiple of 64; rows lie one behind the other
 };
@@ -53,9 +51,8 @@ struct Kernels {
   /// |query * row|.
   void (*dots)(const float* query, const int16_t* rows, uint32_t count, uint32_t channels,
                float* sums);
-  /// sums[i * kProductQueries + q] = sum over channels of query q * (row i + 2 * its centre). The
-  /// caller sees to it that no sum in brackets exceeds 16 bits and no sum of sizes of products 31,
-  /// but for channels where all queries are zero.
+  /// sums[i * kProductQueries + q] = sum over channels of query q * row i. The caller sees to
+  /// it that no sum of sizes of products exceeds 31 bits.
   void (*products)(const Products& in, int32_t* sums);
   /// sums[i * kProductQueries + q] = sum over channels, in their order and each product exact, of
   /// queries[channel * kProductQueries + q] * row i: of kExactRows rows one behind the other, which

@@ -1000,14 +1000,9 @@ void products_of(const Products& in, int32_t* sums) {
   }
   for (uint32_t i = 0; i < in.count; ++i, sums += 8) {
     const int16_t* row = in.rows + size_t{i} * channels;
-    const int16_t* centre = in.centres + (in.one_centre ? 0 : size_t{i} * channels);
-    const auto key = [&](uint32_t at) BOWHEAD_INLINE_LAMBDA {
-      return _mm512_add_epi16(_mm512_loadu_si512(row + at),
-                              _mm512_slli_epi16(_mm512_loadu_si512(centre + at), 1));
-    };
     __m512i lanes[8] = {};
     for (uint32_t at = 0; at < channels; at += 64) {
-      const __m512i a = key(at), b = key(at + 32);
+      const __m512i a = _mm512_loadu_si512(row + at), b = _mm512_loadu_si512(row + at + 32);
 #pragma GCC unroll 8
       for (uint32_t q = 0; q < 8; ++q) {
         lanes[q] = _mm512_dpwssd_epi32(lanes[q], a, kOneBlock ? kept[2 * q] : query(q, at));

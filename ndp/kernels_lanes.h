@@ -252,10 +252,9 @@ BOWHEAD_INLINE Words whole(const int16_t* at) {
 void products(const Products& in, int32_t* sums) {
   for (uint32_t i = 0; i < in.count; ++i, sums += kProductQueries) {
     const int16_t* row = in.rows + size_t{i} * in.channels;
-    const int16_t* centre = in.centres + (in.one_centre ? 0 : size_t{i} * in.channels);
     Words lanes[kProductQueries] = {};
     for (uint32_t c = 0; c < in.channels; c += kLanes) {
-      const Words key = whole(row + c) + 2 * whole(centre + c);
+      const Words key = whole(row + c);
       for (uint32_t q = 0; q < kProductQueries; ++q)
         lanes[q] += key * whole(in.queries + size_t{q} * in.channels + c);
     }

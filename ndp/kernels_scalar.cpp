@@ -74,12 +74,10 @@ void dots(const float* query, const int16_t* rows, uint32_t count, uint32_t chan
 void products(const Products& in, int32_t* sums) {
   for (uint32_t i = 0; i < in.count; ++i, sums += kProductQueries) {
     const int16_t* row = in.rows + size_t{i} * in.channels;
-    const int16_t* centre = in.centres + (in.one_centre ? 0 : size_t{i} * in.channels);
     for (uint32_t q = 0; q < kProductQueries; ++q) {
       const int16_t* query = in.queries + size_t{q} * in.channels;
       int64_t sum = 0;
-      for (uint32_t c = 0; c < in.channels; ++c)
-        sum += int64_t{query[c]} * (row[c] + 2 * centre[c]);
+      for (uint32_t c = 0; c < in.channels; ++c) sum += int64_t{query[c]} * row[c];
       sums[q] = static_cast<int32_t>(sum);
     }
   }

@@ -191,7 +191,7 @@ class Scan {
   Lines<int16_t> numbers_;                       // queries as whole numbers
   std::array<double, kProductQueries> units_{};  // of the sums of products, before the scale
   std::array<double, kProductQueries> offs_{};   // how far scores are from these at most
-  Lines<int16_t> rows_, centres_;
+  Lines<int16_t> rows_;
   Lines<int32_t> sums_;
 
   // Lower bounds of scores before the scale, by token and query; -infinity of tokens that are not
@@ -214,7 +214,6 @@ void Scan::open(std::span<const PlaneKeys* const> blocks) {
   padded_ = padded_channels(channels_);
   numbers_.resize(size_t{kProductQueries} * padded_);
   rows_.resize(size_t{kTileTokens} * padded_);
-  centres_.resize(rows_.size());
   exact_rows_.resize(size_t{kExactRows} * channels_);
   size_t tiles = 0;
   for (const PlaneKeys* block : blocks) tiles += block->tiles().size();
@@ -311,7 +310,6 @@ Status Scan::scan(Piece& piece) {
   reads_[piece.block].add(planes.planes_verified_with(count));
   if (!set_lanes(piece, count)) return scan_values(piece);
   sums_.resize(std::max(sums_.size(), size_t{tile.tokens} * kProductQueries));
-  if (!planes.turns()) piece.reader->centres(0, 1, centres_.data());
   for (uint32_t first = 0; first < tile.tokens; first += kTileTokens) {
     const uint32_t tokens = std::min(kTileTokens, tile.tokens - first);
     int32_t* sums = &sums_[size_t{first} * kProductQueries];
@@ -319,10 +317,8 @@ Status Scan::scan(Piece& piece) {
       std::fill_n(sums, size_t{tokens} * kProductQueries, 0);
       continue;
     }
-    piece.reader->differences(first, tokens, count, rows_.data());
-    if (planes.turns()) piece.reader->centres(first, tokens, centres_.data());
-    kernels().products(
-        {numbers_.data(), rows_.data(), centres_.data(), !planes.turns(), tokens, padded_}, sums);
+    piece.reader->middles(first, tokens, count, rows_.data());
+    kernels().products({numbers_.data(), rows_.data(), tokens, padded_}, sums);
   }
   add_bounds(piece);
   if (low_tokens_ >= kComparedTokens) compare_bounds();

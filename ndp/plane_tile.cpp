@@ -7,6 +7,7 @@
 #include <bit>
 #include <cmath>
 
+#include "base/assert.h"
 #include "compression/planes.h"
 
 namespace bowhead::ndp {
@@ -14,8 +15,6 @@ namespace bowhead::ndp {
 using namespace compression;
 
 namespace {
-
-constexpr uint32_t kStateTokens = 8;
 
 /// 2^exponent, of those that channels have. (ldexp() is a call.)
 double power_of_two(int exponent) {
@@ -136,47 +135,46 @@ PlaneReader::PlaneReader(const PlaneTile& tile)
     : tile_(&tile),
       state_(tile.centre().state, tile.centre().state + tile.channels() + 64),
       centre_(tile.centre()),
-      states_(state_.begin(), state_.begin() + tile.channels()) {
+      states_(size_t{(tile.tokens() + kStateTokens - 1) / kStateTokens} * tile.channels()) {
   centre_.state = state_.data();
+  std::copy_n(state_.begin(), tile.channels(), states_.begin());
 }
 
-/// Notes the states up to that of a token's group.
-void PlaneReader::note_states(uint32_t token) {
-  const uint32_t channels = tile_->channels(), group = token / kStateTokens;
-  auto noted = static_cast<uint32_t>(states_.size() / channels);
-  if (noted > group) return;
-  centre_rows_.resize(size_t{kStateTokens} * padded_channels(channels));
-  std::copy_n(states_.end() - channels, channels, centre_.state);
-  for (; noted <= group; ++noted) {
-    plane_kernels().centres(centre_, kStateTokens, centre_rows_.data());
-    states_.insert(states_.end(), centre_.state, centre_.state + channels);
-  }
-}
-
+/// Brings centre_ to a token, by the last state before it that is known.
 void PlaneReader::turn_to(uint32_t token) {
-  const uint32_t channels = tile_->channels(), before = tile_->turns() ? token % kStateTokens : 0;
-  if (tile_->turns()) note_states(token);
-  std::copy_n(&states_[tile_->turns() ? size_t{token / kStateTokens} * channels : 0], channels,
+  const uint32_t channels = tile_->channels();
+  const uint32_t group = std::min(token / kStateTokens, noted_ - 1);
+  std::copy_n(states_.begin() + static_cast<ptrdiff_t>(size_t{group} * channels), channels,
               centre_.state);
-  if (before == 0) return;
+  if (!tile_->turns()) return;
   centre_rows_.resize(size_t{kStateTokens} * padded_channels(channels));
-  plane_kernels().centres(centre_, before, centre_rows_.data());
+  for (uint32_t at = group * kStateTokens; at < token;) {
+    const uint32_t some = std::min(kStateTokens, token - at);
+    plane_kernels().centres(centre_, some, centre_rows_.data());
+    at += some;
+    if (at % kStateTokens == 0 && at < tile_->tokens() && at / kStateTokens == noted_) {
+      std::copy_n(centre_.state, channels,
+                  states_.begin() + static_cast<ptrdiff_t>(size_t{noted_} * channels));
+      ++noted_;
+    }
+  }
 }
 
-/// Group by group, so that the states of the next ones are noted on the way.
 void PlaneReader::centres(uint32_t first, uint32_t count, int16_t* rows) {
-  const uint32_t channels = tile_->channels(), padded = padded_channels(channels);
   turn_to(first);
-  for (uint32_t token = first, end = first + count; token < end;) {
-    const uint32_t some =
-        tile_->turns() ? std::min(kStateTokens - token % kStateTokens, end - token) : end - token;
-    plane_kernels().centres(centre_, some, rows);
-    rows += size_t{some} * padded;
-    token += some;
-    if (tile_->turns() && token % kStateTokens == 0 &&
-        states_.size() == size_t{token / kStateTokens} * channels)
-      states_.insert(states_.end(), centre_.state, centre_.state + channels);
-  }
+  plane_kernels().centres(centre_, count, rows);
+}
+
+void PlaneReader::middles(uint32_t first, uint32_t count, uint32_t planes, int16_t* rows) {
+  BOWHEAD_ASSERT(first % kStateTokens == 0);
+  const uint32_t channels = tile_->channels(), group = first / kStateTokens;
+  const uint8_t* from[kMaxPlanes + 1] = {};
+  for (uint32_t p = 0; p < planes; ++p)
+    from[p] = plain_[p].data() + first * plane_bytes(channels, 1);
+  turn_to(first);
+  plane_kernels().middles({tile_->number(), count, channels, tile_->exponents(), centre_}, from,
+                          planes, rows, &states_[size_t{group} * channels]);
+  noted_ = std::max(noted_, group + (count + kStateTokens - 1) / kStateTokens);
 }
 
 Status PlaneReader::load(uint32_t stream, StreamCoder& coder) {

@@ -106,6 +106,8 @@ class PlaneReader {
   /// compression/planes.h has them.
   void differences(uint32_t first, uint32_t count, uint32_t planes, int16_t* twice) const;
   void centres(uint32_t first, uint32_t count, int16_t* rows);
+  /// Twice the middles: the sum, with twice the centre. `first` is a multiple of kStateTokens.
+  void middles(uint32_t first, uint32_t count, uint32_t planes, int16_t* rows);
 
   /// The values, as their kind, of some tokens from the first one of a step on; all streams are
   /// loaded. Streams that end too early are as if zeros followed.
@@ -118,8 +120,8 @@ class PlaneReader {
   const PlaneTile* tile_;
   std::vector<int16_t> state_;  // of the centre at some token, with 64 more elements
   compression::TurningCentre centre_;
-  std::vector<int16_t> states_;  // of the centre at every eighth token as far as was asked for, or,
-                                 // if it does not turn, at any
+  std::vector<int16_t> states_;  // of the centre at every kStateTokens-th token
+  uint32_t noted_ = 1;           // of them; the others are not known yet
   std::array<compression::ConstBytes, compression::kMaxStreams> plain_;  // empty: not loaded
   std::vector<uint8_t> decoded_;  // room for all coded streams
   size_t decoded_bytes_ = 0;
