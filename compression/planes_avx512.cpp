@@ -108,7 +108,7 @@ inline Words load_words(const uint16_t* words) {
   return unpacked_order({_mm512_loadu_si512(words), _mm512_loadu_si512(words + 32)});
 }
 
-inline uint64_t load_bits(const uint8_t* from, uint32_t count) {
+BOWHEAD_INLINE uint64_t load_bits(const uint8_t* from, uint32_t count) {
   uint64_t bits = 0;
   if (count == kLanes) {
     memcpy(&bits, from, 8);
@@ -781,7 +781,7 @@ void differences(const Number& number, const uint8_t* const* planes, uint32_t pl
   });
 }
 
-template <size_t kNumber>
+template <size_t kNumber, bool kFull>
 void middles_as(const TileFrame& tile, const uint8_t* const* shown, uint32_t plane_count,
                 int16_t* rows, int16_t* states) {
   constexpr const Number& number = kNumbers[kNumber];
@@ -797,7 +797,7 @@ void middles_as(const TileFrame& tile, const uint8_t* const* shown, uint32_t pla
       states += tile.channels;
     }
     for (uint32_t first = 0; first < tile.channels; first += kLanes, rows += kLanes) {
-      const uint32_t lanes = std::min(kLanes, tile.channels - first);
+      const uint32_t lanes = kFull ? kLanes : std::min(kLanes, tile.channels - first);
       const Words d =
           gather_differences(number, planes, token * tile.row_bytes() + first / 8, lanes);
       const Words centre = load_centre(tile.centre, first);
@@ -814,8 +814,11 @@ void middles_as(const TileFrame& tile, const uint8_t* const* shown, uint32_t pla
 
 void middles(const TileFrame& tile, const uint8_t* const* planes, uint32_t plane_count,
              int16_t* rows, int16_t* states) {
-  with_number(tile.number,
-              [&](auto kind) { middles_as<kind.value>(tile, planes, plane_count, rows, states); });
+  with_number(tile.number, [&](auto kind) {
+    tile.channels % kLanes == 0
+        ? middles_as<kind.value, true>(tile, planes, plane_count, rows, states)
+        : middles_as<kind.value, false>(tile, planes, plane_count, rows, states);
+  });
 }
 
 void centres(const TurningCentre& centre, uint32_t tokens, int16_t* rows) {

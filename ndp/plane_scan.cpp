@@ -379,7 +379,7 @@ Lanes Scan::best_of(uint32_t stride, uint32_t rank) const {
     }
   }
   const auto enough = static_cast<int32_t>(rank);
-  for (int halvings = 0; halvings < 12; ++halvings) {
+  for (int halvings = 0; halvings < 9; ++halvings) {
     Lanes::Four middle[Lanes::kFours];
     Lanes::Which counts[Lanes::kFours] = {};
     for (uint32_t i = 0; i < Lanes::kFours; ++i) middle[i] = low[i] + (high[i] - low[i]) * 0.5f;
@@ -398,7 +398,7 @@ Lanes Scan::best_of(uint32_t stride, uint32_t rank) const {
 
 /// By the best of a sample, if at least k of all are as good.
 void Scan::raise_least() {
-  constexpr uint32_t kStride = 4;
+  constexpr uint32_t kStride = 8;
   if (low_tokens_ < 8 * size_t{k_}) return;
   const Lanes best = best_of(kStride, k_ * 5 / 4 / kStride + 3);
   Lanes::Which counts[Lanes::kFours] = {};
