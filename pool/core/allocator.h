@@ -194,6 +194,10 @@ class Allocator {
     return block;
   }
 
+  bool has_space(uint64_t extent, uint64_t block_bytes, Terms terms) const {
+    return extents_.begins_slab_of(extent, block_bytes) && extents_.free_blocks_hint(extent) > 0 &&
+           extents_.suits(extent, terms);
+  }
   bool refill(Magazine& magazine, Terms terms);
   bool refill_from_slabs(Magazine& magazine, Terms terms, Candidates& candidates);
   bool collect(Magazine& magazine, uint64_t head);
@@ -203,15 +207,22 @@ class Allocator {
   std::atomic<uint64_t> frees_{0};  ///< blocks freed by this process that no magazine knows
 };
 
-/// A walk looks at all extents. After a walk that found nothing, and while this process frees no
-/// block, refills carve 1/64 of the pool before the next walk, which would find only blocks that
-/// other processes freed. frees_ is relaxed: an old value makes a walk early or late, no more.
+/// Goes on in the slab of the last refill, if it can. Otherwise a walk looks at all extents; in a
+/// pool of one host, after a walk that found nothing, and while this process frees no block,
+/// refills carve 1/64 of the pool before the next walk, which would find only blocks that other
+/// threads left or other processes freed. (Of several hosts each has few extents, and carves none
+/// as long as another one has space.) frees_ is relaxed: an old value makes a walk early or late,
+/// no more.
 template <class A>
 bool Allocator<A>::refill(Magazine& magazine, Terms terms) {
+  if (has_space(magazine.head, magazine.block_bytes, terms) &&
+      extents_.preferred(magazine.head) == c_.process + 1 && collect(magazine, magazine.head))
+    return true;
   const uint64_t frees = frees_.load(std::memory_order_relaxed);
   if (terms.may_carve && magazine.carve > 0 && magazine.frees == frees) {
     --magazine.carve;
-    if (auto head = extents_.carve(magazine.block_bytes, terms)) return collect(magazine, *head);
+    const auto head = extents_.carve(magazine.block_bytes, terms);
+    if (head && collect(magazine, *head)) return true;
   }
   magazine.carve = 0;
   Candidates candidates;
@@ -224,7 +235,7 @@ bool Allocator<A>::refill(Magazine& magazine, Terms terms) {
   if (terms.may_carve) {
     if (auto head = extents_.carve(magazine.block_bytes, terms)) {
       magazine.frees = frees;
-      magazine.carve = c_.layout.extent_end() / 64;
+      magazine.carve = c_.alone() ? c_.layout.extent_end() / 64 : 0;
       return collect(magazine, *head);
     }
   }
@@ -246,9 +257,7 @@ bool Allocator<A>::refill_from_slabs(Magazine& magazine, Terms terms, Candidates
   for (uint64_t i = 0; i < extents; ++i) {
     uint64_t e = magazine.head + i;
     if (e >= extents) e -= extents;
-    if (!extents_.begins_slab_of(e, magazine.block_bytes) || extents_.free_blocks_hint(e) == 0 ||
-        !extents_.suits(e, terms))
-      continue;
+    if (!has_space(e, magazine.block_bytes, terms)) continue;
     const uint64_t preferred = extents_.preferred(e);
     if (preferred == c_.process + 1) {
       if (collect(magazine, e)) return true;

@@ -273,6 +273,7 @@ class Extents {
   bool claim(uint64_t extent) { return is_free(extent) && claim_at(extent, 1); }
   void unclaim(uint64_t extent) {
     c_.store_state(state(extent), c_.load_state(state(extent)).next(BH_EXTENT_FREE));
+    note_free(extent);
   }
   /// Makes an extent that comes from another host free and not carved. False if it may not be used
   /// yet: a process that took it for free when this host gave it away holds its word (A3), and
@@ -314,6 +315,12 @@ class Extents {
     const auto& g = c_.layout.geometry();
     c_.access.set_writable(c_.layout.descriptor(extent), g.table_bytes, writable);
     c_.access.set_writable(c_.layout.extent_offset(extent), g.extent_bytes, writable);
+  }
+  /// A single extent is looked for from here on first.
+  void note_free(uint64_t extent) {
+    uint64_t from = free_from_;
+    while (extent < from && !free_from_.compare_exchange_weak(from, extent)) {
+    }
   }
   std::optional<uint64_t> claim_run(uint64_t span, Terms terms);
   bool claim_at(uint64_t first, uint64_t span);
@@ -396,6 +403,7 @@ std::optional<uint64_t> Extents<A>::carve(uint64_t block_bytes, Terms terms) {
     for (uint64_t e = slab.head + 1; e < slab.head + span; ++e)
       c_.store_state(state(e), c_.load_state(state(e)).next(BH_EXTENT_PART));
     c_.store_state(state(slab.head), c_.load_state(state(slab.head)).next(BH_EXTENT_SLAB));
+    if (span == 1) free_from_ = slab.head + 1;
     return head;
   }
   return std::nullopt;
@@ -414,10 +422,7 @@ std::optional<uint64_t> Extents<A>::claim_run(uint64_t span, Terms terms) {
     const bool fits = span == 1 ? suits(e, terms) : !copy_only(e);
     run = is_free(e) && fits ? run + 1 : 0;
     if (run < span) continue;
-    if (claim_at(e, span)) {
-      if (span == 1) free_from_ = e + 1;
-      return e;
-    }
+    if (claim_at(e, span)) return e;
     run = 0;
   }
   return std::nullopt;
@@ -530,7 +535,7 @@ void Extents<A>::finish_coalescing(const Slab& slab) {
   }
   runs_.release(slab.head);
   c_.store_state(state(slab.head), c_.load_state(state(slab.head)).next(BH_EXTENT_FREE));
-  free_from_ = std::min<uint64_t>(free_from_, slab.head);
+  note_free(slab.head);
 }
 
 template <class A>
@@ -617,6 +622,7 @@ bool Extents<A>::forget(uint64_t extent) {
   // An adoption that was begun and not finished leaves words; the next one imports the blocks anew.
   if (!clear_words(extent)) return false;
   runs_.release(extent);
+  note_free(extent);
   return true;
 }
 
@@ -665,6 +671,7 @@ void Extents<A>::undo_carving(uint64_t extent) {
   // It may have been given away just before the claim.
   if (writable(extent)) write_descriptor(extent, Slab{extent, 0, 0, 0});
   c_.store_state(state(extent), c_.load_state(state(extent)).next(BH_EXTENT_FREE));
+  note_free(extent);
 }
 
 template <class A>

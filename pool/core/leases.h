@@ -64,6 +64,10 @@ class Leases {
   /// Block offsets that the hazards of `hosts` (a bit each) name, sorted. The caller has fenced
   /// after those of its stores that must come before (L2).
   std::vector<uint64_t> named_blocks(uint64_t hosts) const;
+  /// The number of hazard words of the own host that it looks at.
+  uint64_t hazard_limit() const {
+    return std::min<uint64_t>(c_.access.load(limit_at(c_.host)), count());
+  }
 
   /// Revokes leases of this host that have expired. Returns how many.
   uint64_t revoke_expired(uint64_t now_ns);

@@ -107,6 +107,7 @@ class Retirement {
   /// Blocks named by leases of this host, and of every host whose life is not over, or was not a
   /// moment ago (protocol 5.5 (5)).
   std::vector<uint64_t> named_blocks();
+  uint64_t hazard_limit() const { return leases_.hazard_limit(); }
 
  private:
   /// A block that waits until no hazard names it.

@@ -81,7 +81,16 @@ class Space {
     uint64_t recency;
     uint64_t slot;
   };
-  uint64_t evict(uint64_t bytes);
+  struct Evicted {
+    uint64_t blocks, bytes;  ///< blocks: that are free, or, of several hosts, will be
+  };
+  Evicted evict(uint64_t bytes);
+  void evict_in_passing(uint64_t bytes_put);
+  void stop_evicting() {
+    evicting_ = false;
+    unevicted_bytes_ = 0;
+  }
+  bool leases_are_few() const { return retirement_.hazard_limit() <= kFewLeases; }
   bool evict_block(uint64_t slot);
   void evict_expired();
   /// Without words for its blocks an extent is of no use here, and others may need it.
@@ -89,6 +98,7 @@ class Space {
     if (!c_.alone() && extents_.has_words_for(block_bytes)) grants_.want_extents(1);
   }
   bool choose_victims();
+  void forget_sample();
   void gather(uint64_t groups);
   void choose_from_sample(uint32_t except_pins);
   void list_slabs();
@@ -132,12 +142,14 @@ class Space {
   static constexpr uint64_t kOldest = 32;  ///< one of so many in a sample is a victim
   static constexpr uint64_t kBatch = 64;   ///< blocks evicted at a time
   static constexpr uint64_t kPassing = 4;  ///< by a put that has its space, in a pool of one host
+  static constexpr uint64_t kFewLeases = 1024;  ///< that are looked at in passing
 
   typename A::Mutex victims_mutex_;
   std::vector<Victim> victims_;  ///< oldest last
   uint32_t kept_pins_ = 0;       ///< blocks with these pins are no victims
   std::vector<Victim> sample_;   ///< from which the next victims are chosen
   bool gathering_ = false;       ///< the sample is begun
+  bool fresh_list_ = false;      ///< with slabs that were listed for it
   std::vector<Slab> slabs_;      ///< that had blocks in use a few samples ago
   uint64_t slab_groups_ = 0;
   uint32_t slab_list_uses_ = 0;
@@ -145,7 +157,7 @@ class Space {
   std::atomic<uint64_t> unwatched_bytes_{0};  ///< put since the last look at the watermarks
   /// 1/1024ths of the pool until the next look. A hint: an old value makes a look early or late.
   std::atomic<uint64_t> watch_after_{1};
-  std::atomic<uint64_t> unevicted_bytes_{0};  ///< to evict, for puts since the last batch
+  std::atomic<int64_t> unevicted_bytes_{0};  ///< to evict for puts; below 0: evicted ahead
   std::atomic<bool> evicting_{false};  ///< above the high watermark, not yet below the low one
 };
 
@@ -165,7 +177,7 @@ std::optional<Block> Space<A>::reserve_block(uint64_t block_bytes) {
     // A pool of one host has no duties: a process that removed a namespace may have died.
     if (!made && round == 0 && c_.alone()) made = namespaces_.sweep() > 0;
     // Evicted blocks may leave no hole of this size; then whole extents are emptied instead.
-    if (!made && settings_.evict_high_permille != 0 && round < 4) made = evict(step) > 0;
+    if (!made && settings_.evict_high_permille != 0 && round < 4) made = evict(step).blocks > 0;
     if (!made) made = make_room(block_bytes, clear_by());
     if (!made && settings_.evict_high_permille != 0)
       made = make_room(block_bytes, Clear::BY_EVICTION_OF_PINNED);
@@ -182,10 +194,7 @@ void Space<A>::evict_by_watermark(uint64_t bytes_put) {
   evict_expired();
   if (settings_.evict_high_permille == 0) return;
   const auto& g = c_.layout.geometry();
-  // A batch reads the leases of all hosts: where there are others, many blocks share that.
-  const uint64_t batch_bytes = (c_.alone() ? kPassing : kBatch) * bytes_put;
-  if (evicting_ && unevicted_bytes_.fetch_add(4 * bytes_put) + 4 * bytes_put >= batch_bytes)
-    evict(unevicted_bytes_.exchange(0));
+  if (evicting_) evict_in_passing(bytes_put);
   const uint64_t put = unwatched_bytes_.fetch_add(bytes_put) + bytes_put;
   if (put < watch_after_ * (c_.layout.payload_bytes() / 1024)) return;
   unwatched_bytes_ = 0;
@@ -196,12 +205,26 @@ void Space<A>::evict_by_watermark(uint64_t bytes_put) {
       settings_.evict_high_permille - std::min<uint64_t>(most, settings_.evict_high_permille);
   watch_after_ = c_.alone() ? std::max<uint64_t>(1, left / 32) : 1;
   if (most >= settings_.evict_high_permille) evicting_ = true;
-  if (most < settings_.evict_low_permille) evicting_ = false;
+  if (most < settings_.evict_low_permille) stop_evicting();
   // Extents are of no use without entries for their blocks.
   if (now.space_permille >= settings_.evict_low_permille &&
       now.index_permille < settings_.evict_low_permille)
     want_extent(g.min_block_bytes);
   if (!c_.alone()) retirement_.reap(/*wait=*/false);
+}
+
+/// Four times what was put. A victim may be larger than that: then the next puts evict less, or
+/// nothing. If nothing can be evicted, that is tried again after the next look at the watermarks.
+template <class A>
+void Space<A>::evict_in_passing(uint64_t bytes_put) {
+  // A batch reads all leases, of other hosts too: where there may be many, many blocks share that.
+  const uint64_t blocks = c_.alone() && leases_are_few() ? kPassing : kBatch;
+  const auto put = static_cast<int64_t>(4 * bytes_put);
+  if (unevicted_bytes_.fetch_add(put) + put < static_cast<int64_t>(blocks * bytes_put)) return;
+  const int64_t due = unevicted_bytes_.exchange(0);  // of several threads one gets it
+  const uint64_t evicted = due > 0 ? evict(static_cast<uint64_t>(due)).bytes : 0;
+  if (due > 0 && evicted == 0) return stop_evicting();
+  unevicted_bytes_ += due - static_cast<int64_t>(evicted);
 }
 
 template <class A>
@@ -344,7 +367,7 @@ auto Space<A>::free_blocks() const -> FreeBlocks {
 }
 
 template <class A>
-uint64_t Space<A>::evict(uint64_t bytes) {
+auto Space<A>::evict(uint64_t bytes) -> Evicted {
   const std::vector<uint64_t> named = retirement_.named_blocks();
   std::vector<uint64_t> retired;
   uint64_t freed_bytes = 0;
@@ -352,7 +375,10 @@ uint64_t Space<A>::evict(uint64_t bytes) {
   uint32_t choices = 0;  // some per call: that bounds the work
   uint64_t taken = 0;
   while (freed_bytes < bytes) {
-    if (victims_.empty() && (choices++ == 4 || !choose_victims())) break;
+    if (victims_.empty()) {
+      if (choices > 0 && retired.empty()) forget_sample();  // all of its blocks have gone
+      if (choices++ == 4 || !choose_victims()) break;
+    }
     const Victim victim = victims_.back();
     victims_.pop_back();
     ++taken;
@@ -369,10 +395,10 @@ uint64_t Space<A>::evict(uint64_t bytes) {
     retired.push_back(victim.slot);
     freed_bytes += block.block_bytes;
   }
+  const uint64_t freed = retirement_.reclaim(retired);
   // So the next sample is there when these victims are used up, and no put pays for all of it.
   gather(taken * kOldest / kGroup);
-  const uint64_t freed = retirement_.reclaim(retired);
-  return c_.incoherent() ? retired.size() : freed;
+  return {c_.incoherent() ? retired.size() : freed, freed_bytes};
 }
 
 template <class A>
@@ -445,25 +471,37 @@ template <class A>
 bool Space<A>::choose_victims() {
   for (int tries = 0; tries < 2; ++tries) {
     gather(UINT64_MAX);
+    const bool fresh = fresh_list_;
     choose_from_sample(BH_PIN_SOFT | BH_PIN_HARD);
-    if (victims_.empty()) choose_from_sample(BH_PIN_HARD);
+    // By an old list there may be others that it does not know.
+    if (victims_.empty() && fresh) choose_from_sample(BH_PIN_HARD);
     sample_.clear();
     gathering_ = false;
     if (!victims_.empty()) return true;
-    slab_list_uses_ = 0;  // it may be too old
+    slab_list_uses_ = 0;
   }
   return false;
+}
+
+/// Begins anew, with a new list of slabs.
+template <class A>
+void Space<A>::forget_sample() {
+  sample_.clear();
+  gathering_ = false;
+  slab_list_uses_ = 0;
 }
 
 /// Adds some groups to the sample, if it is not complete.
 template <class A>
 void Space<A>::gather(uint64_t groups) {
-  constexpr uint64_t kGroups = 256;
   if (groups == 0) return;
   if (!gathering_) {
-    if (slab_list_uses_ == 0) list_slabs();
+    // Where there are other hosts, one look at their leases serves as many victims as can be.
+    const uint64_t most = c_.alone() ? 256 : 512;
+    fresh_list_ = slab_list_uses_ == 0;
+    if (fresh_list_) list_slabs();
     slab_list_uses_ = (slab_list_uses_ + 1) % 32;
-    stride_ = std::max<uint64_t>(1, slab_groups_ / kGroups);
+    stride_ = std::max<uint64_t>(1, slab_groups_ / most);
     next_slab_ = 0;
     next_group_ = c_.access.random() % stride_;
     gathering_ = true;

@@ -100,14 +100,116 @@ TEST_F(PutWork, IsBoundedWhereThereIsNoSpace) {
   handle.detach();
 }
 
-/// 512 puts begin an extent. A walk is due once for each 1/64 of the pool.
+/// 512 puts begin an extent, 2,048 go on in one. A walk is due once for each 1/64 of the pool.
 TEST_F(PutWork, FewLookAtAllExtents) {
   const TinyPool pool(shape(/*eviction=*/false));
   Handle<CountingAccess> handle(pool);
   ASSERT_TRUE(handle.attach());
   handle.access().watch(pool.superblock().geometry, BH_PART_EXTENTS);
-  EXPECT_LT(count_above(kExtents / 4, handle, 0, kSlots), 2 * 64 + 2);
+  EXPECT_LT(count_above(kExtents / 4, handle, 0, kSlots), 64 + 2);
   handle.detach();
+}
+
+uint64_t carved(const TinyPool& pool) {
+  const core::Layout layout = pool.layout();
+  uint64_t slabs = 0;
+  for (uint64_t e = 0; e < layout.geometry().extent_count; ++e)
+    slabs += core::StateWord::unpack(pool.load(layout.extent_state(0, e))).state == BH_EXTENT_SLAB;
+  return slabs;
+}
+
+/// A slab has 256 blocks of one page, and a thread notes 64 of them at a time.
+TEST_F(PutWork, FillsASlabBeforeItCarvesAnother) {
+  const TinyPool pool(shape(/*eviction=*/false));
+  Handle<CountingAccess> handle(pool);
+  ASSERT_TRUE(handle.attach());
+  for (const uint64_t blocks : {100u, 1000u, 30'000u}) {
+    most_loads(handle, 0, blocks, Status::OK);
+    EXPECT_LE(carved(pool), blocks / 256 + 1);
+  }
+  // Of other sizes, in turns.
+  for (uint64_t i = 0; i < 4000; ++i) {
+    const std::vector<std::byte> value(4096 * (2 + i % 4));
+    ASSERT_EQ(put(handle.core(), "other " + std::to_string(i), value), Status::OK);
+  }
+  EXPECT_LE(carved(pool), 30'000 / 256 + 1 + 1000 * (3 + 4 + 5 + 6) / 256 + 4);
+  handle.detach();
+}
+
+uint64_t evictions(Handle<CountingAccess>& handle) {
+  PoolInfo info;
+  handle.core().inspection.fill_info(info);
+  return info.evictions;
+}
+
+/// What is evicted for a put may be much larger than what was put.
+TEST_F(PutWork, SmallPutsAmongLargeBlocksEvictLittle) {
+  const TinyPool pool(shape(/*eviction=*/true));
+  Handle<CountingAccess> handle(pool);
+  ASSERT_TRUE(handle.attach());
+  const std::vector<std::byte> large(200'000);
+  uint64_t before = 0;
+  for (uint64_t i = 0; before == 0; ++i, before = evictions(handle)) {
+    ASSERT_LT(i, 2 * kExtents * 5);
+    ASSERT_EQ(put(handle.core(), "large " + std::to_string(i), large), Status::OK);
+  }
+  // Four times as much as was put, and a block more; for a block of 4 KiB every 13 puts one.
+  for (uint64_t i = 0; i < 104; ++i)
+    ASSERT_EQ(put(handle.core(), std::to_string(i), std::vector<std::byte>(64)), Status::OK);
+  EXPECT_LE(evictions(handle) - before, 104u / 12 + 2);
+  handle.detach();
+}
+
+/// Nothing can be evicted: puts that have space do not look for victims again and again.
+TEST_F(PutWork, FewLookForVictimsWhereAllIsPinned) {
+  const TinyPool pool(shape(/*eviction=*/true));
+  Handle<CountingAccess> handle(pool);
+  ASSERT_TRUE(handle.attach());
+  handle.access().watch(pool.superblock().geometry);
+  uint64_t above = 0;
+  for (uint64_t i = 0; i < kSlots * 98 / 100; ++i) {
+    const std::string key = std::to_string(i);
+    handle.access().take_loads();
+    ASSERT_EQ(put(handle.core(), key, std::vector<std::byte>(64)), Status::OK) << i;
+    above += handle.access().take_loads() > 512;
+    ASSERT_EQ(handle.core().attributes.set(core::Key(kNamespace, key), {.hard_pin = true}),
+              Status::OK);
+  }
+  EXPECT_LT(above, kSlots / 1000);
+  handle.detach();
+}
+
+/// Also by a process that knows only slabs whose blocks have been pinned since.
+TEST_F(PutWork, SoftPinsGoLast) {
+  TinyShape small = shape(/*eviction=*/true);
+  small.evict_high_permille = 300;
+  small.evict_low_permille = 290;
+  const TinyPool pool(small);
+  Handle<CountingAccess> first(pool), second(pool, /*eviction=*/false);
+  ASSERT_TRUE(first.attach());
+  ASSERT_TRUE(second.attach());
+  const auto put_some = [](Handle<CountingAccess>& handle, const std::string& name,
+                           uint64_t count) {
+    for (uint64_t i = 0; i < count; ++i)
+      ASSERT_EQ(put(handle.core(), name + std::to_string(i), std::vector<std::byte>(64)),
+                Status::OK);
+  };
+  put_some(first, "pinned ", kSlots / 3);
+  ASSERT_GT(evictions(first), 0u);
+  std::vector<std::string> keys;
+  for (uint64_t i = 0; i < kSlots / 3; ++i) {
+    const std::string key = "pinned " + std::to_string(i);
+    if (first.core().attributes.set(core::Key(kNamespace, key), {.soft_pin = true}) == Status::OK)
+      keys.push_back(key);
+  }
+  // The other process puts into slabs of its own.
+  put_some(second, "other ", kSlots / 10);
+  put_some(first, "more ", 500);
+  uint64_t gone = 0;
+  for (const std::string& key : keys) gone += get(first.core(), key).empty() ? 1 : 0;
+  EXPECT_EQ(gone, 0u) << "of " << keys.size();
+  first.detach();
+  second.detach();
 }
 
 TEST_F(PutWork, EvictionIsSpreadOverPuts) {
