@@ -157,7 +157,7 @@ namespace {
 Status read_directory_sizes(ByteReader& from, const Shape& shape, uint32_t tokens,
                             TileHeader& header) {
   const uint32_t parts = from.u8();
-  if (parts > 1) return Status::DAMAGED;
+  if (parts > 1) return Status::UNSUPPORTED_CODEC;
   header.has_spreads = parts == 1;
   if (!number_of(shape.number)->is_float()) return Status::OK;
   const uint64_t least = from.varint();
@@ -194,10 +194,14 @@ Status read_tile_header(ByteReader& from, const Shape& shape, uint32_t tokens, T
     pair = s % 2 == 0 ? from.u8() : pair >> 4;
     header.streams[s].codec = static_cast<StreamCodec>(pair & 0xF);
   }
+  const uint64_t values = uint64_t{tokens} * shape.channels;
+  const uint64_t most[] = {most_remainder_bytes(number, values), values};
   for (uint32_t s = 0; s < streams; ++s) {
     StreamSize& stream = header.streams[s];
     if (static_cast<uint32_t>(stream.codec) > kLastStreamCodec) return Status::UNSUPPORTED_CODEC;
     stream.plain_bytes = s < number.planes() ? plane_bytes : from.varint();
+    if (s >= number.planes() && stream.plain_bytes > most[s - number.planes()])
+      return Status::DAMAGED;
     stream.coded_bytes = stream.codec == StreamCodec::ZERO     ? 0
                          : stream.codec == StreamCodec::STORED ? stream.plain_bytes
                                                                : from.varint();

@@ -24,15 +24,11 @@ Status read_bytes(ByteReader& from, uint32_t layout, ConstBytes tile, uint64_t b
 Status read_streams(ByteReader& from, const Number& number, uint32_t channels, uint32_t planes,
                     ConstBytes tile, uint64_t begin, TileParts& parts) {
   const uint32_t streams = stream_count(number);
-  const uint64_t values = uint64_t{parts.tokens} * channels;
-  const uint64_t most[] = {most_remainder_bytes(number, values), values};
   const Groups groups(number, plane_bytes(channels, parts.tokens));
   size_t begins[kMaxPlanes + 2];  // of the groups, then of the bytes after them
   std::fill(std::begin(begins), std::end(begins), from.at());
   for (uint32_t s = 0; s < streams; ++s) {
     const StreamSize& stream = parts.header.streams[s];
-    if (s >= number.planes() && stream.plain_bytes > most[s - number.planes()])
-      return Status::DAMAGED;
     parts.streams[s] = stream;
     parts.offsets[s] = begin + from.at();
     from.bytes(stream.coded_bytes);

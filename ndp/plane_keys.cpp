@@ -54,6 +54,7 @@ Result<PlaneKeys> PlaneKeys::open(ConstBytes bytes, uint32_t outer, uint32_t fir
     if (coded.empty()) return Status::DAMAGED;
     const uint32_t tokens = tiling.tokens_of(shape.tokens, index);
     Tile& tile = keys.tiles_.emplace_back(Tile{at, coded.size(), begin, tokens, {}});
+    if (coded[0] > BH_TILE_SEARCHABLE) return Status::UNSUPPORTED_CODEC;
     if (coded[0] == BH_TILE_SEARCHABLE) {
       const Status status = tile.planes.emplace().open(shape, coded, tokens);
       if (status != Status::OK) return status;

@@ -20,8 +20,8 @@
 //
 // Verified by their checksums are heads, when keys are opened; tiles that are read exactly; and
 // first planes, with those that have one checksum with them: in one pass of all tiles, else of
-// those whose tokens are all visible. Lines of other planes and of remainders are not: who must
-// know that they are whole decodes the frame.
+// those whose tokens are all visible (within a budget, if they have it alone). Lines of other
+// planes and of remainders are not: who must know that they are whole decodes the frame.
 #pragma once
 
 #include <cstdint>
@@ -41,8 +41,8 @@ namespace bowhead::ndp {
 /// after open(): threads may share it.
 class PlaneKeys {
  public:
-  /// Verifies the header of the frame and the heads of the tiles of this outer index, and reads
-  /// nothing else. The first token of the frame is `first_token` of the sequence. DAMAGED;
+  /// Verifies the header of the frame and the heads of the searchable tiles of this outer index,
+  /// and reads nothing else. The first token of the frame is `first_token` of the sequence. DAMAGED;
   /// UNSUPPORTED_CODEC; INVALID_ARGUMENT: a frame of bytes, of more than kMaxChannels channels or
   /// without this outer index, positions beyond 32 bits.
   static Result<PlaneKeys> open(compression::ConstBytes frame, uint32_t outer,
@@ -92,8 +92,9 @@ enum class Reading {
 /// query times key by channel, in their order, times the scale, rounded to a float: the score that
 /// the scalar operations give for the decoded keys, but for their rounding; hits are those of the
 /// highest scores by the order of better(), exactly. INVALID_ARGUMENT: k as for TopK; keys of other
-/// channels or of another kind than the queries are for; two blocks hold the same token. DAMAGED:
-/// that of block number *damaged_block is damaged (damage that is not noticed gives wrong hits).
+/// channels or of another kind than the queries are for; two blocks hold the same token. DAMAGED,
+/// UNSUPPORTED_CODEC: the frame of block number *damaged_block cannot be read (damage that is not
+/// noticed gives wrong hits).
 Result<PlaneAnswer> exact_top_k(const Queries& queries, std::span<const PlaneKeys* const> blocks,
                                 const Visible& visible, uint32_t k,
                                 Reading reading = Reading::ONE_PASS,

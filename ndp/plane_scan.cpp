@@ -12,6 +12,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <optional>
 #include <vector>
 
@@ -93,6 +94,7 @@ struct Piece {
   size_t tokens_at = 0;               ///< among those of all pieces
   const PlaneTile* planes = nullptr;  ///< if it is scanned in planes
   std::optional<PlaneReader> reader;  ///< then, too
+  bool verified = false;              ///< the planes that are scanned
   std::vector<uint8_t> values;        ///< else its values
 
   uint32_t first_position() const { return keys->first_token() + tile->first; }
@@ -116,8 +118,8 @@ class Scan {
   Scan(const Queries& queries, const Visible& visible, uint32_t k)
       : queries_(queries), visible_(visible), k_(k) {}
   void open(std::span<const PlaneKeys* const> blocks);
-  /// Some queries, at most kProductQueries.
-  Status search(uint32_t first, uint32_t count, PlaneAnswer& answer);
+  /// Some queries, at most kProductQueries; if one is not finite, all tiles are decoded.
+  Status search(std::span<const uint32_t> queries, PlaneAnswer& answer);
   uint32_t damaged_block() const { return damaged_; }
   uint64_t bytes_read() const {
     uint64_t bytes = 0;
@@ -154,6 +156,7 @@ class Scan {
   void take_candidates(const Bounded& bounded, const float* lows);
   void add(uint32_t lane, Candidate candidate);
   void shrink(uint32_t lane);
+  size_t least_candidates() const { return size_t{3} * k_ + 64; }
 
   void want_candidates();
   Status score(Piece& piece);
@@ -180,11 +183,13 @@ class Scan {
   uint32_t damaged_ = 0;
 
   // Of the queries that are searched together.
-  uint32_t first_query_ = 0, query_count_ = 0;
+  std::span<const uint32_t> which_;
+  uint32_t query_count_ = 0;
   bool finite_ = true;
   std::vector<QueryLanes> by_channel_;
   std::array<std::vector<Candidate>, kProductQueries> candidates_;
-  std::array<float, kProductQueries> least_{};  // k tokens score so much at least
+  std::array<float, kProductQueries> least_{};       // k tokens score so much at least
+  std::array<size_t, kProductQueries> shrink_at_{};  // so many candidates
   std::array<std::vector<Hit>, kProductQueries> hits_;
 
   // Of a tile.
@@ -260,8 +265,9 @@ Status Scan::load(Piece& piece, uint32_t streams) {
   return Status::OK;
 }
 
-Status Scan::search(uint32_t first, uint32_t count, PlaneAnswer& answer) {
-  first_query_ = first;
+Status Scan::search(std::span<const uint32_t> queries, PlaneAnswer& answer) {
+  const auto count = static_cast<uint32_t>(queries.size());
+  which_ = queries;
   query_count_ = count;
   finite_ = true;
   by_channel_.assign(channels_, QueryLanes{});
@@ -269,7 +275,8 @@ Status Scan::search(uint32_t first, uint32_t count, PlaneAnswer& answer) {
     candidates_[lane].clear();
     hits_[lane].clear();
     least_[lane] = -kInfinity;
-    const float* values = queries_.floats(first + lane);
+    shrink_at_[lane] = least_candidates();
+    const float* values = queries_.floats(queries[lane]);
     for (uint32_t c = 0; c < channels_; ++c) {
       finite_ &= std::isfinite(values[c]);
       by_channel_[c][lane] = static_cast<double>(values[c]);
@@ -291,7 +298,7 @@ Status Scan::search(uint32_t first, uint32_t count, PlaneAnswer& answer) {
       hits.resize(k_);
     }
     std::sort(hits.begin(), hits.end(), better);
-    answer.hits[first + lane] = hits;
+    answer.hits[queries[lane]] = hits;
   }
   return Status::OK;
 }
@@ -303,8 +310,11 @@ Status Scan::scan(Piece& piece) {
   const PlaneKeys::Tile& tile = *piece.tile;
   const PlaneTile& planes = *piece.planes;
   const uint32_t count = scanned_planes(piece);
-  if (const Status status = damaged_unless_ok(piece, planes.verify(count)); status != Status::OK)
-    return status;
+  if (!piece.verified) {
+    const Status status = damaged_unless_ok(piece, planes.verify(count));
+    if (status != Status::OK) return status;
+    piece.verified = true;
+  }
   if (const Status status = load(piece, count); status != Status::OK) return status;
   reads_[piece.block].add(planes.head());
   reads_[piece.block].add(planes.planes_verified_with(count));
@@ -366,11 +376,9 @@ void Scan::compare_bounds() {
 /// Of each query a number that at least `rank` of its lower bounds, every so many of them, reach,
 /// and hardly more do.
 Lanes Scan::best_of(uint32_t stride, uint32_t rank) const {
-  const float *begin = lows_.data(), *end = begin + low_tokens_ * kProductQueries;
-  const size_t step = size_t{stride} * kProductQueries;
   Lanes low = Lanes::all(kInfinity), high = Lanes::all(-kInfinity);
-  for (const float* at = begin; at < end; at += step) {
-    const Lanes bounds = Lanes::load(at);
+  for (size_t token = 0; token < low_tokens_; token += stride) {
+    const Lanes bounds = Lanes::load(&lows_[token * kProductQueries]);
     for (uint32_t i = 0; i < Lanes::kFours; ++i) {
       const Lanes::Four visible =
           choose(bounds[i] > Lanes::all(-kInfinity)[i], bounds[i], Lanes::all(kInfinity)[i]);
@@ -383,8 +391,8 @@ Lanes Scan::best_of(uint32_t stride, uint32_t rank) const {
     Lanes::Four middle[Lanes::kFours];
     Lanes::Which counts[Lanes::kFours] = {};
     for (uint32_t i = 0; i < Lanes::kFours; ++i) middle[i] = low[i] + (high[i] - low[i]) * 0.5f;
-    for (const float* at = begin; at < end; at += step) {
-      const Lanes bounds = Lanes::load(at);
+    for (size_t token = 0; token < low_tokens_; token += stride) {
+      const Lanes bounds = Lanes::load(&lows_[token * kProductQueries]);
       for (uint32_t i = 0; i < Lanes::kFours; ++i) counts[i] -= bounds[i] >= middle[i];
     }
     for (uint32_t i = 0; i < Lanes::kFours; ++i) {
@@ -482,7 +490,7 @@ bool Scan::set_lanes(const Piece& piece, uint32_t planes) {
     int16_t* to = &numbers_[size_t{lane} * padded_];
     std::fill_n(to, padded_, int16_t{0});
     if (lane >= query_count_) continue;
-    const float* values = queries_.floats(first_query_ + lane);
+    const float* values = queries_.floats(which_[lane]);
     double largest = 0, sizes = 0, products = 0, rows = 0, denormals = 0;
     for (uint32_t c = 0; c < channels_; ++c) {
       const double value = std::abs(static_cast<double>(values[c])), size = value * tile.units()[c];
@@ -514,7 +522,10 @@ bool Scan::set_lanes(const Piece& piece, uint32_t planes) {
 void Scan::add(uint32_t lane, Candidate candidate) {
   if (candidate.high < least_[lane]) return;
   candidates_[lane].push_back(candidate);
-  if (candidates_[lane].size() >= size_t{3} * k_ + 64) shrink(lane);
+  if (candidates_[lane].size() < shrink_at_[lane]) return;
+  shrink(lane);
+  // It may have dropped few: all may have nearly the same bounds.
+  shrink_at_[lane] = std::max(least_candidates(), 2 * candidates_[lane].size());
 }
 
 /// Drops candidates that k others outdo.
@@ -608,11 +619,13 @@ void Scan::finish_rows(const Each& each) {
 
 }  // namespace
 
-Error damaged_frame(uint32_t block, uint32_t* damaged_block) {
+Error unreadable_frame(Status status, uint32_t block, uint32_t* damaged_block) {
   if (damaged_block != nullptr) *damaged_block = block;
-  return Error{
-      Status::DAMAGED,
-      fmt::format("the frame of block {} is damaged: search the other blocks only", block)};
+  const char* why = status == Status::UNSUPPORTED_CODEC
+                        ? "has a codec that this build does not know"
+                        : "is damaged";
+  return Error{status,
+               fmt::format("the frame of block {} {}: search the other blocks only", block, why)};
 }
 
 Result<PlaneAnswer> scan_planes(const Queries& queries, std::span<const PlaneKeys* const> blocks,
@@ -622,10 +635,21 @@ Result<PlaneAnswer> scan_planes(const Queries& queries, std::span<const PlaneKey
   Status status = Status::OK;
   PlaneAnswer answer;
   answer.hits.resize(queries.count());
-  for (uint32_t first = 0; status == Status::OK && first < queries.count();
-       first += kProductQueries)
-    status = scan.search(first, std::min(kProductQueries, queries.count() - first), answer);
-  if (status != Status::OK) return damaged_frame(scan.damaged_block(), damaged_block);
+  std::vector<uint32_t> all(queries.count());
+  std::iota(all.begin(), all.end(), 0u);
+  // Those that are not finite cost much: not together with others.
+  const auto odd = std::stable_partition(all.begin(), all.end(), [&](uint32_t query) {
+    const float* values = queries.floats(query);
+    return std::all_of(values, values + queries.channels(),
+                       [](float value) { return std::isfinite(value); });
+  });
+  for (const std::span<const uint32_t> kind :
+       {std::span<const uint32_t>(all.begin(), odd), std::span<const uint32_t>(odd, all.end())}) {
+    for (size_t first = 0; status == Status::OK && first < kind.size(); first += kProductQueries)
+      status = scan.search(
+          kind.subspan(first, std::min<size_t>(kProductQueries, kind.size() - first)), answer);
+  }
+  if (status != Status::OK) return unreadable_frame(status, scan.damaged_block(), damaged_block);
   answer.bytes_read_together = scan.bytes_read();
   answer.bytes_read.assign(queries.count(), answer.bytes_read_together);
   return answer;

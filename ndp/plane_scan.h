@@ -13,7 +13,7 @@ namespace bowhead::ndp {
 Result<PlaneAnswer> scan_planes(const Queries& queries, std::span<const PlaneKeys* const> blocks,
                                 const Visible& visible, uint32_t k, uint32_t* damaged_block);
 
-/// The error of a search that came across damage in this block.
-Error damaged_frame(uint32_t block, uint32_t* damaged_block);
+/// The error of a search that could not read this block.
+Error unreadable_frame(Status status, uint32_t block, uint32_t* damaged_block);
 
 }  // namespace bowhead::ndp

@@ -262,7 +262,7 @@ Status Search::exact() {
 }
 
 Result<PlaneAnswer> Search::answer(Status status, uint32_t* damaged_block) {
-  if (status != Status::OK) return damaged_frame(damaged_, damaged_block);
+  if (status != Status::OK) return unreadable_frame(status, damaged_, damaged_block);
   for (const LineSet& reads : together_) answer_.bytes_read_together += reads.bytes();
   return std::move(answer_);
 }
@@ -351,8 +351,8 @@ Status Search::read_first_planes(uint32_t planes) {
     }
     if (piece.planes == nullptr) continue;
     const uint32_t first = std::min(planes, piece.all_planes());
-    const Status status =
-        read_first_planes(piece, piece.whole ? piece.planes->verified_with(first) : first);
+    const Status status = read_first_planes(
+        piece, piece.whole && !scaled_ ? piece.planes->verified_with(first) : first);
     if (status != Status::OK) return status;
   }
   return Status::OK;
@@ -360,7 +360,8 @@ Status Search::read_first_planes(uint32_t planes) {
 
 /// For all queries: the planes of a tile show each of them the same.
 Status Search::read_first_planes(Piece& piece, uint32_t planes) {
-  if (piece.whole) {
+  // Within a budget planes that have one checksum with others are not verified.
+  if (piece.whole && piece.planes->verified_with(planes) == planes) {
     const Status status = checked(piece, piece.planes->verify(planes));
     if (status != Status::OK) return status;
   }

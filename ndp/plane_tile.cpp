@@ -143,7 +143,7 @@ PlaneReader::PlaneReader(const PlaneTile& tile)
 /// Brings centre_ to a token, by the last state before it that is known.
 void PlaneReader::turn_to(uint32_t token) {
   const uint32_t channels = tile_->channels();
-  const uint32_t group = std::min(token / kStateTokens, noted_ - 1);
+  const uint32_t group = tile_->turns() ? std::min(token / kStateTokens, noted_ - 1) : 0;
   std::copy_n(states_.begin() + static_cast<ptrdiff_t>(size_t{group} * channels), channels,
               centre_.state);
   if (!tile_->turns()) return;

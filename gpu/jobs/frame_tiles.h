@@ -43,7 +43,7 @@ std::optional<RebuildTile> rebuild_tile_of(const compression::Shape& shape,
   tile.centre_turns = head.centre_turns && head.centre_width != 0;
   tile.tokens = parts.tokens;
   tile.parameters =
-      place(parts.parameters_offset, compression::parameter_bytes(head, shape.channels));
+      place(parts.parameters_offset, compression::channel_bytes(head, shape.channels));
   for (uint32_t s = 0; s < parts.stream_count; ++s) {
     const std::optional<uint32_t> at = place_stream(s, s < planes);
     if (!at) return std::nullopt;

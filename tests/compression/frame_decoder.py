@@ -309,7 +309,7 @@ class Header:
         if searchable:
             has_spreads = cursor.byte()
             if has_spreads > 1:
-                raise Damaged(f"a directory has parts {has_spreads}, which are unknown")
+                raise Unsupported(f"a directory has parts {has_spreads}, which are unknown")
         self.step_tokens = max(STEP_VALUES // channels, 1)
         steps = 0
         if searchable and kind.exponent_bits:

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <memory>
@@ -14,6 +16,7 @@
 
 #include "base/random.h"
 #include "compression/frame.h"
+#include "compression/frame_parts.h"
 #include "tests/support/attention_oracle.h"
 #include "tests/support/reseal.h"
 #include "tests/support/tensors.h"
@@ -399,6 +402,117 @@ TEST(PlaneSearch, ReadsLittleOfKeysThatLieAroundACentre) {
     before = recall;
   }
   EXPECT_GT(before, 0.95);
+}
+
+/// Keys around means, which few channels and windows cut at any token.
+TEST(PlaneSearch, FindsTheBestOfAnyPartOfATile) {
+  for (const uint32_t channels : {1u, 2u, 3u, 72u, 80u}) {
+    for (const bool turns : {false, true}) {
+      compression::Shape shape{NumberFormat::BF16, 1, 400, channels, {}};
+      if (turns && channels % 2 != 0) continue;
+      if (turns) shape.rotary = compression::rotary_of(10000, channels);
+      Random random(channels);
+      std::vector<uint8_t> values;
+      for (uint32_t i = 0; i < shape.tokens * channels; ++i) {
+        const float value =
+            static_cast<float>(3 + i % channels % 5) + static_cast<float>(random.below(1000)) / 700;
+        const uint32_t bits = std::bit_cast<uint32_t>(value) >> 16;
+        values.push_back(static_cast<uint8_t>(bits));
+        values.push_back(static_cast<uint8_t>(bits >> 8));
+      }
+      Sequences keys(shape, Content::ZERO, 2);
+      keys.add(values, shape.tokens, Profile::FAST);
+      SCOPED_TRACE(std::to_string(channels) + (turns ? " channels that turn" : " channels"));
+      const auto queries = random_queries(3, channels, channels);
+      for (const uint32_t begin : {65u, 130u, 200u, 260u, 465u, 530u, 600u, 660u, 701u}) {
+        ASSERT_NO_FATAL_FAILURE(check_exact(keys, queries, {.begin = begin, .sinks = 2}, 9));
+        ASSERT_NO_FATAL_FAILURE(check_exact(keys, queries, {.begin = begin, .end = begin + 90}, 9));
+      }
+    }
+  }
+}
+
+/// Streams that no tile of this size has: opening must not believe them.
+TEST(PlaneSearch, RefusesStreamsThatAreTooLong) {
+  const compression::Shape shape{NumberFormat::BF16, 1, 100, 64, {}};
+  const auto& number = *compression::number_of(shape.number);
+  const auto frame = encode(shape, make_tensor(shape, Content::NORMAL, 1), Profile::FAST);
+  const auto tile = std::span(frame).subspan(28);
+  const uint64_t values = uint64_t{shape.tokens} * shape.channels;
+  const uint64_t most[] = {compression::most_remainder_bytes(number, values), values};
+  for (const uint32_t rest : {0u, 1u}) {
+    for (const uint64_t bytes : {most[rest], most[rest] + 1, uint64_t{1} << 40}) {
+      for (const auto codec : {compression::StreamCodec::ZERO, compression::StreamCodec::NIBBLES,
+                               compression::StreamCodec::LZ4, compression::StreamCodec::ZSTD}) {
+        compression::ByteReader from(tile);
+        compression::TileHeader head;
+        ASSERT_EQ(read_tile_header(from, shape, shape.tokens, head), Status::OK);
+        const uint32_t stream = number.planes() + rest;
+        const bool zero = codec == compression::StreamCodec::ZERO;
+        // What the stream had is now another one's, or the tile would not be filled.
+        const uint64_t had = head.streams[stream].coded_bytes;
+        head.streams[stream] = {codec, zero ? 0 : had, bytes};
+        std::vector<uint8_t> odd(frame.begin(), frame.begin() + 28);
+        odd.resize(odd.size() + 300);
+        compression::ByteWriter to(&odd[28]);
+        write_tile_header(to, number, head);
+        odd.resize(28 + to.size());
+        auto end = tile.end();
+        if (zero && rest == 1) end -= static_cast<ptrdiff_t>(had);
+        odd.insert(odd.end(), tile.begin() + static_cast<ptrdiff_t>(from.at()), end);
+        if (zero && rest == 0) {
+          const auto at = odd.end() - static_cast<ptrdiff_t>(head.streams[stream + 1].coded_bytes);
+          odd.erase(at - static_cast<ptrdiff_t>(had), at);
+        }
+        compression::reseal(odd);
+        const auto keys = PlaneKeys::open(odd, 0, 0);
+        ASSERT_EQ(keys.status(), bytes > most[rest] ? Status::DAMAGED : Status::OK)
+            << bytes << " bytes of codec " << static_cast<int>(codec);
+      }
+    }
+  }
+}
+
+/// Where no token can be ruled out, time grows with tokens and not with their square.
+TEST(PlaneSearch, TakesNoLongTimeForBoundsThatAreAllTheSame) {
+  compression::Shape shape{NumberFormat::BF16, 1, 60'000, 8, {}};
+  const auto frame = encode(shape, make_tensor(shape, Content::NORMAL, 1), Profile::FAST);
+  const PlaneKeys keys = PlaneKeys::open(frame, 0, 0).value();
+  const PlaneKeys* block = &keys;
+  const auto time_of = [&](const std::vector<float>& values) {
+    const auto queries = Queries::of(values, 1, 8, 1, NumberFormat::BF16).value();
+    const auto begin = std::chrono::steady_clock::now();
+    EXPECT_TRUE(exact_top_k(queries, std::span(&block, 1), {}, 16));
+    return std::chrono::steady_clock::now() - begin;
+  };
+  const auto usual = time_of(random_queries(1, 8, 1)) + std::chrono::milliseconds(2);
+  auto odd = random_queries(1, 8, 1);
+  odd[3] = std::nanf("");
+  EXPECT_LT(time_of(std::vector<float>(8)), 100 * usual);
+  EXPECT_LT(time_of(odd), 100 * usual);
+}
+
+/// Short planes have one checksum with others: a budget does not pay for these.
+TEST(PlaneSearch, KeepsToABudgetInShortTiles) {
+  for (const uint32_t tokens : {16u, 100u}) {
+    const compression::Shape shape{NumberFormat::BF16, 1, tokens, 64, {}};
+    const auto frame = encode(shape, make_tensor(shape, Content::NORMAL, 1), Profile::FAST);
+    const PlaneKeys keys = PlaneKeys::open(frame, 0, 0).value();
+    const PlaneKeys* block = &keys;
+    const auto queries =
+        Queries::of(random_queries(1, 64, 1), 1, 64, 1, NumberFormat::BF16).value();
+    const auto answer = approximate_top_k(queries, std::span(&block, 1), {}, 4, 8).value();
+    const uint64_t signs = uint64_t{tokens} * 8;
+    const uint64_t least = 28 + keys.tiles()[0].planes->head().size() + signs + 2 * 64;
+    EXPECT_LE(answer.bytes_read[0], std::max<uint64_t>(8 * tokens, least));
+  }
+}
+
+TEST(PlaneSearch, SaysThatAFrameIsOfANewerVersion) {
+  const compression::Shape shape{NumberFormat::BF16, 1, 100, 64, {}};
+  auto frame = encode(shape, make_tensor(shape, Content::NORMAL, 1), Profile::FAST);
+  frame[28] = 4;  // the layout of its tile
+  EXPECT_EQ(PlaneKeys::open(frame, 0, 0).status(), Status::UNSUPPORTED_CODEC);
 }
 
 TEST(PlaneSearch, SaysWhichFrameIsDamaged) {
