@@ -193,12 +193,12 @@ Status read_tile_header(ByteReader& from, const Shape& shape, uint32_t tokens, T
   for (uint32_t s = 0; s < streams; ++s) {
     pair = s % 2 == 0 ? from.u8() : pair >> 4;
     header.streams[s].codec = static_cast<StreamCodec>(pair & 0xF);
+    if ((pair & 0xF) > kLastStreamCodec) return Status::UNSUPPORTED_CODEC;
   }
   const uint64_t values = uint64_t{tokens} * shape.channels;
   const uint64_t most[] = {most_remainder_bytes(number, values), values};
   for (uint32_t s = 0; s < streams; ++s) {
     StreamSize& stream = header.streams[s];
-    if (static_cast<uint32_t>(stream.codec) > kLastStreamCodec) return Status::UNSUPPORTED_CODEC;
     stream.plain_bytes = s < number.planes() ? plane_bytes : from.varint();
     if (s >= number.planes() && stream.plain_bytes > most[s - number.planes()])
       return Status::DAMAGED;
