@@ -2,6 +2,7 @@
 // Frames decoded into device memory, compared with the decoder of frames.
 #include "gpu/jobs/frames.h"
 
+#include <bowhead/format/frame.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -307,6 +308,52 @@ TEST_P(DecodedFrames, MayHoldAnythingUnderRightChecksums) {
   }
   EXPECT_GT(failed, 50u);
   EXPECT_LE(missed, failed / 20) << "of " << failed;
+}
+
+/// A tile whose head is as wide as it can be, and whose streams are as long.
+Buffer widest_frame(const Shape& shape) {
+  using compression::StreamCodec;
+  const auto& number = *compression::number_of(shape.number);
+  const uint64_t plane = compression::plane_bytes(shape.channels, shape.tokens);
+  const uint64_t values = uint64_t{shape.tokens} * shape.channels;
+  compression::TileHeader head;
+  head.searchable = head.has_spreads = true;
+  head.exponent_base = number.magnitude_bits;  // each value is an exception
+  head.exponent_width = 8;
+  head.centre_width = 15;
+  head.step_bits_width = compression::kMaxStepBitsWidth;
+  head.step_exceptions_width = compression::kMaxStepExceptionsWidth;
+  head.steps_noted = compression::Steps::of(shape.tokens, shape.channels).noted();
+  for (uint32_t p = 0; p < number.planes(); ++p)
+    head.streams[p] = {StreamCodec::STORED, plane, plane};
+  head.streams[number.planes()] = {StreamCodec::ZERO, 0,
+                                   compression::most_remainder_bytes(number, values)};
+  head.streams[number.planes() + 1] = {StreamCodec::ZERO, 0, values};
+  const bh_frame_header header{.magic = BH_FRAME_MAGIC,
+                               .version = BH_FRAME_VERSION,
+                               .number = static_cast<uint8_t>(shape.number),
+                               .channels = static_cast<uint16_t>(shape.channels),
+                               .outer = 1,
+                               .tokens = shape.tokens,
+                               .tile_tokens = static_cast<uint16_t>(shape.tokens)};
+  Buffer frame(sizeof header + compression::kMaxTileHeaderBytes);
+  std::memcpy(frame.data(), &header, sizeof header);
+  compression::ByteWriter to(frame.data() + sizeof header);
+  write_tile_header(to, number, head);
+  frame.resize(sizeof header + to.size());
+  frame.resize(frame.size() + parameter_bytes(head, shape.channels) + 4 + number.planes() * plane);
+  compression::reseal(frame);
+  return frame;
+}
+
+TEST_P(DecodedFrames, OfTheMostBytes) {
+  for (const uint32_t channels : {1u, 64u, 1024u}) {
+    const Shape shape{NumberFormat::BF16, 1, 16, channels};
+    const Buffer frame = widest_frame(shape);
+    Buffer values(shape.size_bytes());
+    ASSERT_EQ(decode_on_cpu(frame, 0, values), Status::OK);
+    check({{frame, values.size()}, {frame, values.size(), 0, true}});
+  }
 }
 
 TEST_P(DecodedFrames, HaveLz4DecodedByTheDeviceIfItDoes) {
