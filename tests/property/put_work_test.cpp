@@ -172,8 +172,9 @@ TEST_F(PutWork, FewLookForVictimsWhereAllIsPinned) {
     handle.access().take_loads();
     ASSERT_EQ(put(handle.core(), key, std::vector<std::byte>(64)), Status::OK) << i;
     above += handle.access().take_loads() > 512;
-    ASSERT_EQ(handle.core().attributes.set(core::Key(kNamespace, key), {.hard_pin = true}),
-              Status::OK);
+    // The only block without a pin may have been evicted by then.
+    const Status set = handle.core().attributes.set(core::Key(kNamespace, key), {.hard_pin = true});
+    ASSERT_TRUE(set == Status::OK || set == Status::NOT_FOUND) << i;
   }
   EXPECT_LT(above, kSlots / 1000);
   handle.detach();
