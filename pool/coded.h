@@ -3,7 +3,7 @@
 // passes all others through. It knows the codec and no shared memory; the core knows shared memory
 // and no codec. Thread-safe but for construction. Encodes and decodes in private memory only, which
 // is kept: puts and gets allocate nothing once as many threads have put and got values of that
-// size.
+// size, with each codec.
 #pragma once
 
 #include <array>
