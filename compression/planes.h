@@ -101,9 +101,9 @@ struct PlaneKernels {
   void (*differences)(const Number& number, const uint8_t* const* planes, uint32_t plane_count,
                       uint32_t tokens, uint32_t channels, int16_t* twice);
   void (*centres)(const TurningCentre& centre, uint32_t tokens, int16_t* rows);
-  /// Their sum, the centre taken twice: twice the middles of the values' intervals. They must fit 16
-  /// bits. `states` gets the state of the centre, by channel, at each kStateTokens-th token from the
-  /// first one on. On return `tile` has the centre of the next token.
+  /// Their sum, the centre taken twice: twice the middles of the values' intervals. They must fit
+  /// 16 bits. `states` gets the state of the centre, by channel, at each kStateTokens-th token from
+  /// the first one on. On return `tile` has the centre of the next token.
   void (*middles)(const TileFrame& tile, const uint8_t* const* planes, uint32_t plane_count,
                   int16_t* rows, int16_t* states);
 

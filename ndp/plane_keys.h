@@ -42,9 +42,9 @@ namespace bowhead::ndp {
 class PlaneKeys {
  public:
   /// Verifies the header of the frame and the heads of the searchable tiles of this outer index,
-  /// and reads nothing else. The first token of the frame is `first_token` of the sequence. DAMAGED;
-  /// UNSUPPORTED_CODEC; INVALID_ARGUMENT: a frame of bytes, of more than kMaxChannels channels or
-  /// without this outer index, positions beyond 32 bits.
+  /// and reads nothing else. The first token of the frame is `first_token` of the sequence.
+  /// DAMAGED; UNSUPPORTED_CODEC; INVALID_ARGUMENT: a frame of bytes, of more than kMaxChannels
+  /// channels or without this outer index, positions beyond 32 bits.
   static Result<PlaneKeys> open(compression::ConstBytes frame, uint32_t outer,
                                 uint32_t first_token);
 

@@ -63,6 +63,17 @@ struct Slab {
   uint64_t extent_span = 1;
 };
 
+/// Where a search for a single free extent begins: a hint, it wraps around.
+struct FreeFrom {
+  std::atomic<uint64_t> at{0};
+
+  void lower(uint64_t extent) {
+    uint64_t from = at;
+    while (extent < from && !at.compare_exchange_weak(from, extent)) {
+    }
+  }
+};
+
 template <class A>
 class Extents {
  public:
@@ -273,7 +284,7 @@ class Extents {
   bool claim(uint64_t extent) { return is_free(extent) && claim_at(extent, 1); }
   void unclaim(uint64_t extent) {
     c_.store_state(state(extent), c_.load_state(state(extent)).next(BH_EXTENT_FREE));
-    note_free(extent);
+    free_from_.lower(extent);
   }
   /// Makes an extent that comes from another host free and not carved. False if it may not be used
   /// yet: a process that took it for free when this host gave it away holds its word (A3), and
@@ -316,12 +327,6 @@ class Extents {
     c_.access.set_writable(c_.layout.descriptor(extent), g.table_bytes, writable);
     c_.access.set_writable(c_.layout.extent_offset(extent), g.extent_bytes, writable);
   }
-  /// A single extent is looked for from here on first.
-  void note_free(uint64_t extent) {
-    uint64_t from = free_from_;
-    while (extent < from && !free_from_.compare_exchange_weak(from, extent)) {
-    }
-  }
   std::optional<uint64_t> claim_run(uint64_t span, Terms terms);
   bool claim_at(uint64_t first, uint64_t span);
   bool claim_words(const Slab& slab);
@@ -345,7 +350,7 @@ class Extents {
   /// Epoch for which the mapping lets this process store into an extent; 0: it does not.
   std::vector<std::atomic<uint64_t>> writable_since_;
   std::atomic<uint64_t> recount_next_{0};  ///< extent at which recount_some() goes on
-  std::atomic<uint64_t> free_from_{0};     ///< where claim_run() begins; a hint, it wraps around
+  FreeFrom free_from_;
 };
 
 template <class A>
@@ -403,7 +408,7 @@ std::optional<uint64_t> Extents<A>::carve(uint64_t block_bytes, Terms terms) {
     for (uint64_t e = slab.head + 1; e < slab.head + span; ++e)
       c_.store_state(state(e), c_.load_state(state(e)).next(BH_EXTENT_PART));
     c_.store_state(state(slab.head), c_.load_state(state(slab.head)).next(BH_EXTENT_SLAB));
-    if (span == 1) free_from_ = slab.head + 1;
+    if (span == 1) free_from_.at = slab.head + 1;
     return head;
   }
   return std::nullopt;
@@ -416,7 +421,7 @@ std::optional<uint64_t> Extents<A>::claim_run(uint64_t span, Terms terms) {
   const uint64_t extents = c_.layout.extent_end();
   if (span > extents) return std::nullopt;
   uint64_t run = 0;
-  const uint64_t from = span == 1 ? free_from_ % extents : 0;
+  const uint64_t from = span == 1 ? free_from_.at % extents : 0;
   for (uint64_t i = 0; i < extents; ++i) {
     const uint64_t e = span == 1 ? (from + i) % extents : extents - 1 - i;
     const bool fits = span == 1 ? suits(e, terms) : !copy_only(e);
@@ -535,7 +540,7 @@ void Extents<A>::finish_coalescing(const Slab& slab) {
   }
   runs_.release(slab.head);
   c_.store_state(state(slab.head), c_.load_state(state(slab.head)).next(BH_EXTENT_FREE));
-  note_free(slab.head);
+  free_from_.lower(slab.head);
 }
 
 template <class A>
@@ -622,7 +627,7 @@ bool Extents<A>::forget(uint64_t extent) {
   // An adoption that was begun and not finished leaves words; the next one imports the blocks anew.
   if (!clear_words(extent)) return false;
   runs_.release(extent);
-  note_free(extent);
+  free_from_.lower(extent);
   return true;
 }
 
@@ -671,7 +676,7 @@ void Extents<A>::undo_carving(uint64_t extent) {
   // It may have been given away just before the claim.
   if (writable(extent)) write_descriptor(extent, Slab{extent, 0, 0, 0});
   c_.store_state(state(extent), c_.load_state(state(extent)).next(BH_EXTENT_FREE));
-  note_free(extent);
+  free_from_.lower(extent);
 }
 
 template <class A>
