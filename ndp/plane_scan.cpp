@@ -138,7 +138,9 @@ class Scan {
     if (status != Status::OK) damaged_ = piece.block;
     return status;
   }
-  Status load(Piece& piece, uint32_t streams);
+  Status load(Piece& piece, uint32_t streams) {
+    return damaged_unless_ok(piece, piece.reader->load(streams, coder_));
+  }
   float answer_of(double sum) const {
     return static_cast<float>(sum * static_cast<double>(queries_.scale()));
   }
@@ -255,14 +257,6 @@ void Scan::open_piece(uint32_t block, const PlaneKeys& keys, const PlaneKeys::Ti
   }
   piece.planes = &*tile.planes;
   piece.reader.emplace(*piece.planes);
-}
-
-Status Scan::load(Piece& piece, uint32_t streams) {
-  for (uint32_t stream = 0; stream < streams; ++stream) {
-    const Status status = damaged_unless_ok(piece, piece.reader->load(stream, coder_));
-    if (status != Status::OK) return status;
-  }
-  return Status::OK;
 }
 
 Status Scan::search(std::span<const uint32_t> queries, PlaneAnswer& answer) {

@@ -157,7 +157,9 @@ class Search {
   Status open();
   Status open_piece(Piece piece);
   Status checked(const Piece& piece, Status status);
-  Status load(Piece& piece, uint32_t streams);
+  Status load(Piece& piece, uint32_t streams) {
+    return checked(piece, piece.reader->load(streams, coder_));
+  }
   void begin(uint32_t first, uint32_t count);
   Status read_first_planes(uint32_t planes);
   Status read_first_planes(Piece& piece, uint32_t planes);
@@ -271,15 +273,6 @@ Result<PlaneAnswer> Search::answer(Status status, uint32_t* damaged_block) {
 Status Search::checked(const Piece& piece, Status status) {
   if (status != Status::OK) damaged_ = piece.block;
   return status;
-}
-
-/// The first streams of a tile.
-Status Search::load(Piece& piece, uint32_t streams) {
-  for (uint32_t stream = 0; stream < streams; ++stream) {
-    const Status status = checked(piece, piece.reader->load(stream, coder_));
-    if (status != Status::OK) return status;
-  }
-  return Status::OK;
 }
 
 Status Search::open() {

@@ -177,7 +177,14 @@ void PlaneReader::middles(uint32_t first, uint32_t count, uint32_t planes, int16
   noted_ = std::max(noted_, group + (count + kStateTokens - 1) / kStateTokens);
 }
 
-Status PlaneReader::load(uint32_t stream, StreamCoder& coder) {
+Status PlaneReader::load(uint32_t streams, StreamCoder& coder) {
+  for (uint32_t stream = 0; stream < streams; ++stream) {
+    if (const Status status = load_one(stream, coder); status != Status::OK) return status;
+  }
+  return Status::OK;
+}
+
+Status PlaneReader::load_one(uint32_t stream, StreamCoder& coder) {
   const StreamSize& size = tile_->stream(stream);
   if (!plain_[stream].empty() || size.plain_bytes == 0) return Status::OK;
   if (size.codec == StreamCodec::STORED) {

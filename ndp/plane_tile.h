@@ -98,8 +98,8 @@ class PlaneReader {
   PlaneReader(PlaneReader&&) noexcept = default;  // no copies: centre_ points into state_
   PlaneReader& operator=(PlaneReader&&) noexcept = default;
 
-  /// Makes a stream readable by the calls below. DAMAGED.
-  Status load(uint32_t stream, compression::StreamCoder& coder);
+  /// Makes the first streams readable by the calls below. DAMAGED.
+  Status load(uint32_t streams, compression::StreamCoder& coder);
 
   /// Tokens first .. first + count - 1 as the first planes, loaded, show them, in units of the
   /// channel: twice the middle of each value's interval, less the centre; and the centre. Rows as
@@ -114,7 +114,7 @@ class PlaneReader {
   void exact_rows(uint32_t first, uint32_t count, uint8_t* values);
 
  private:
-  void note_states(uint32_t token);
+  Status load_one(uint32_t stream, compression::StreamCoder& coder);
   void turn_to(uint32_t token);
 
   const PlaneTile* tile_;

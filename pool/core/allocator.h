@@ -210,8 +210,8 @@ class Allocator {
 /// Goes on in the slab of the last refill, if it can. Otherwise a walk looks at all extents; in a
 /// pool of one host, after a walk that found nothing, and while this process frees no block,
 /// refills carve 1/64 of the pool before the next walk, which would find only blocks that other
-/// threads left or other processes freed. (Of several hosts each has few extents, and carves none
-/// as long as another one has space.) frees_ is relaxed: an old value makes a walk early or late,
+/// threads left or other processes freed. (With several hosts each has few extents: it looks at
+/// all of them before it carves one.) frees_ is relaxed: an old value makes a walk early or late,
 /// no more.
 template <class A>
 bool Allocator<A>::refill(Magazine& magazine, Terms terms) {

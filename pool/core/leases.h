@@ -64,7 +64,7 @@ class Leases {
   /// Block offsets that the hazards of `hosts` (a bit each) name, sorted. The caller has fenced
   /// after those of its stores that must come before (L2).
   std::vector<uint64_t> named_blocks(uint64_t hosts) const;
-  /// The number of hazard words of the own host that it looks at.
+  /// The number of hazard words of the own host that named_blocks() looks at.
   uint64_t hazard_limit() const {
     return std::min<uint64_t>(c_.access.load(limit_at(c_.host)), count());
   }

@@ -471,10 +471,9 @@ template <class A>
 bool Space<A>::choose_victims() {
   for (int tries = 0; tries < 2; ++tries) {
     gather(UINT64_MAX);
-    const bool fresh = fresh_list_;
     choose_from_sample(BH_PIN_SOFT | BH_PIN_HARD);
     // By an old list there may be others that it does not know.
-    if (victims_.empty() && fresh) choose_from_sample(BH_PIN_HARD);
+    if (victims_.empty() && fresh_list_) choose_from_sample(BH_PIN_HARD);
     sample_.clear();
     gathering_ = false;
     if (!victims_.empty()) return true;
