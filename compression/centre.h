@@ -56,6 +56,13 @@ struct TurningCentre {
     return static_cast<int16_t>(state[channel] >> right[channel]);
   }
 };
+/// Of some of its channels: whole heads, or it must not be turned.
+inline TurningCentre some_channels(TurningCentre centre, uint32_t first, uint32_t channels) {
+  centre.channels = channels;
+  centre.state += first;
+  centre.right += first;
+  return centre;
+}
 /// Advances to the next token. Exists once more per instruction set (planes.h).
 void turn(const TurningCentre& centre);
 

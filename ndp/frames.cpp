@@ -40,9 +40,6 @@ Result<Shape> shape_of(const FramedRows& rows, const char* what, size_t block) {
   const Shape& shape = info->shape;
   if (compression::number_of(shape.number) == nullptr)
     return refuse(block, fmt::format("a frame of bytes has no {}", what));
-  if (shape.channels > kMaxChannels)
-    return refuse(block, fmt::format("a frame of {} of {} channels: 1 to {} are possible", what,
-                                     shape.channels, kMaxChannels));
   if (rows.outer >= shape.outer)
     return refuse(block, fmt::format("outer index {} of a frame of {} that has {}", rows.outer,
                                      what, shape.outer));

@@ -17,7 +17,8 @@
 
 namespace bowhead::ndp {
 
-/// The rows of one head: all tokens of one outer index of a frame.
+/// The rows of one outer index of a frame: of a head, or, where the heads of a token lie side by
+/// side, of all of them, which are some_channels() each.
 struct FramedRows {
   compression::ConstBytes frame;
   uint32_t outer = 0;

@@ -20,9 +20,6 @@ Result<void> check_open(const Shape& shape, uint32_t outer, uint32_t first_token
     return Error{Status::INVALID_ARGUMENT, std::move(why)};
   };
   if (number_of(shape.number) == nullptr) return refuse("a frame of bytes holds no keys");
-  if (shape.channels > kMaxChannels)
-    return refuse(fmt::format("a frame of keys of {} channels: {} are possible", shape.channels,
-                              kMaxChannels));
   if (outer >= shape.outer)
     return refuse(fmt::format("outer index {} of a frame that has {}", outer, shape.outer));
   if (uint64_t{first_token} + shape.tokens > std::numeric_limits<uint32_t>::max())
@@ -46,6 +43,7 @@ Result<PlaneKeys> PlaneKeys::open(ConstBytes bytes, uint32_t outer, uint32_t fir
   keys.shape_ = shape;
   keys.outer_ = outer;
   keys.first_token_ = first_token;
+  keys.channels_ = shape.channels;
   const Tiling& tiling = frame->tiling;
   keys.tiles_.reserve(tiling.tiles_per_outer);
   uint64_t index = tiling.tile_of(outer, 0), at = frame->offset_of(index);
@@ -56,13 +54,29 @@ Result<PlaneKeys> PlaneKeys::open(ConstBytes bytes, uint32_t outer, uint32_t fir
     Tile& tile = keys.tiles_.emplace_back(Tile{at, coded.size(), begin, tokens, {}});
     if (coded[0] > BH_TILE_SEARCHABLE) return Status::UNSUPPORTED_CODEC;
     if (coded[0] == BH_TILE_SEARCHABLE) {
-      const Status status = tile.planes.emplace().open(shape, coded, tokens);
-      if (status != Status::OK) return status;
+      auto planes = PlaneTile::open(shape, coded, tokens);
+      if (!planes) return planes.error();
+      tile.planes = std::move(*planes);
     }
     at += coded.size();
     begin += tokens;
   }
   return keys;
+}
+
+Result<PlaneKeys> PlaneKeys::head(uint32_t first_channel, uint32_t channels) const {
+  if (channels == 0 || uint64_t{first_channel} + channels > channels_)
+    return Error{Status::INVALID_ARGUMENT,
+                 fmt::format("channels {} to {} of keys of {}", first_channel,
+                             uint64_t{first_channel} + channels, channels_)};
+  PlaneKeys head = *this;
+  if (channels == channels_) return head;
+  head.first_channel_ += first_channel;
+  head.channels_ = channels;
+  for (Tile& tile : head.tiles_) {
+    if (tile.planes) tile.planes = tile.planes->cut(first_channel, channels);
+  }
+  return head;
 }
 
 }  // namespace bowhead::ndp

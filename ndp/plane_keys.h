@@ -43,13 +43,19 @@ class PlaneKeys {
  public:
   /// Verifies the header of the frame and the heads of the searchable tiles of this outer index,
   /// and reads nothing else. The first token of the frame is `first_token` of the sequence.
-  /// DAMAGED; UNSUPPORTED_CODEC; INVALID_ARGUMENT: a frame of bytes, of more than kMaxChannels
-  /// channels or without this outer index, positions beyond 32 bits.
+  /// DAMAGED; UNSUPPORTED_CODEC; INVALID_ARGUMENT: a frame of bytes or without this outer index,
+  /// positions beyond 32 bits.
   static Result<PlaneKeys> open(compression::ConstBytes frame, uint32_t outer,
                                 uint32_t first_token);
+  /// Some channels of these: a head of frames whose tokens have all heads side by side. Shares what
+  /// was read. Planes hold all heads: one search of some channels in one pass verifies them for
+  /// those of other channels too. Rows of planes are cut at bytes, and centres that turn at heads:
+  /// channels between these bounds have none, and are read exactly. INVALID_ARGUMENT: not so many
+  /// channels.
+  Result<PlaneKeys> head(uint32_t first_channel, uint32_t channels) const;
 
   NumberFormat number() const { return shape_.number; }
-  uint32_t channels() const { return shape_.channels; }
+  uint32_t channels() const { return channels_; }
   uint32_t first_token() const { return first_token_; }
   uint32_t tokens() const { return shape_.tokens; }
 
@@ -65,6 +71,9 @@ class PlaneKeys {
   const compression::Shape& shape() const { return shape_; }
   uint32_t outer() const { return outer_; }
   std::span<const Tile> tiles() const { return tiles_; }
+  /// Where these channels begin in a decoded row of the frame.
+  size_t row_begin() const { return size_t{first_channel_} * element_bytes(number()); }
+  size_t row_bytes() const { return size_t{channels_} * element_bytes(number()); }
 
  private:
   PlaneKeys() = default;
@@ -72,6 +81,7 @@ class PlaneKeys {
   compression::ConstBytes frame_;
   compression::Shape shape_;
   uint32_t outer_ = 0, first_token_ = 0;
+  uint32_t first_channel_ = 0, channels_ = 0;
   std::vector<Tile> tiles_;
 };
 

@@ -162,7 +162,8 @@ class Scan {
 
   void want_candidates();
   Status score(Piece& piece);
-  void score_rows(const Piece& piece, uint32_t first, uint32_t count, const uint8_t* values);
+  void score_rows(const Piece& piece, uint32_t first, uint32_t count, const uint8_t* values,
+                  size_t row_bytes);
   auto hits_adder() {
     return [this](uint32_t position, uint32_t lane, float score) {
       hits_[lane].push_back({score, position});
@@ -304,14 +305,18 @@ Status Scan::scan(Piece& piece) {
   const PlaneKeys::Tile& tile = *piece.tile;
   const PlaneTile& planes = *piece.planes;
   const uint32_t count = scanned_planes(piece);
+  LineSet& reads = reads_[piece.block];
+  const auto add = [&](ConstBytes bytes) { reads.add(bytes); };
   if (!piece.verified) {
+    const bool anew = !planes.is_verified(count);
     const Status status = damaged_unless_ok(piece, planes.verify(count));
     if (status != Status::OK) return status;
     piece.verified = true;
+    add(planes.head());
+    if (anew) add(planes.planes_verified_with(count));
+    for (uint32_t p = 0; !anew && p < count; ++p) planes.for_rows(p, 0, planes.tokens(), add);
   }
   if (const Status status = load(piece, count); status != Status::OK) return status;
-  reads_[piece.block].add(planes.head());
-  reads_[piece.block].add(planes.planes_verified_with(count));
   if (!set_lanes(piece, count)) return scan_values(piece);
   sums_.resize(std::max(sums_.size(), size_t{tile.tokens} * kProductQueries));
   for (uint32_t first = 0; first < tile.tokens; first += kTileTokens) {
@@ -445,7 +450,7 @@ void Scan::take_candidates(const Bounded& bounded, const float* lows) {
 Status Scan::scan_values(Piece& piece) {
   const PlaneKeys& keys = *piece.keys;
   const PlaneKeys::Tile& tile = *piece.tile;
-  const size_t row_bytes = keys.shape().row_bytes();
+  const size_t row_bytes = keys.shape().row_bytes();  // of all channels of the frame
   if (piece.values.empty()) {
     piece.values.resize(tile.tokens * row_bytes);
     if (!decoder_) decoder_.emplace();
@@ -461,7 +466,7 @@ Status Scan::scan_values(Piece& piece) {
   const auto all = static_cast<uint8_t>((1u << query_count_) - 1);
   for (uint32_t i = 0; i < tile.tokens; ++i) {
     if (visible_.has(piece.first_position() + i))
-      add_row(&piece.values[i * row_bytes], i, all, add_score);
+      add_row(&piece.values[i * row_bytes + keys.row_begin()], i, all, add_score);
   }
   finish_rows(add_score);
   return Status::OK;
@@ -557,7 +562,8 @@ Status Scan::score(Piece& piece) {
   uint32_t token = next_wanted(0);
   if (token == tokens) return Status::OK;
   if (piece.planes == nullptr || !finite_) {
-    score_rows(piece, 0, tokens, piece.values.data());
+    score_rows(piece, 0, tokens, &piece.values[piece.keys->row_begin()],
+               piece.keys->shape().row_bytes());
     return Status::OK;
   }
   const Number& number = *number_of(piece.keys->number());
@@ -570,18 +576,21 @@ Status Scan::score(Piece& piece) {
       if (piece.planes->step_first(token) > end) break;
       end = token + 1;
     }
-    values_.resize(std::max(values_.size(), (end - first) * piece.keys->shape().row_bytes()));
+    const size_t row_bytes = piece.keys->row_bytes();
+    values_.resize(std::max(values_.size(), (end - first) * row_bytes));
     piece.reader->exact_rows(first, end - first, values_.data());
-    score_rows(piece, first, end - first, values_.data());
+    score_rows(piece, first, end - first, values_.data(), row_bytes);
+    const auto add = [&](ConstBytes bytes) { reads.add(bytes); };
     for (uint32_t p = scanned_planes(piece); p < number.planes(); ++p)
-      reads.add(piece.planes->rows_of(p, first, end - first));
-    for (const ConstBytes part : piece.planes->rests_of(first, end)) reads.add(part);
+      piece.planes->for_rows(p, first, end - first, add);
+    piece.planes->for_rests(first, end, add);
   }
   return Status::OK;
 }
 
-void Scan::score_rows(const Piece& piece, uint32_t first, uint32_t count, const uint8_t* values) {
-  const size_t row_bytes = piece.keys->shape().row_bytes();
+/// Of values from these tokens' first on, row_bytes apart.
+void Scan::score_rows(const Piece& piece, uint32_t first, uint32_t count, const uint8_t* values,
+                      size_t row_bytes) {
   for (uint32_t i = 0; i < count; ++i) {
     const uint8_t lanes = wanted_[piece.tokens_at + first + i];
     if (lanes == 0) continue;

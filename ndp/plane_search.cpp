@@ -55,17 +55,17 @@ struct Piece {
   uint32_t all_planes() const { return number_of(keys->number())->planes(); }
 };
 
-uint32_t tokens_in_line(uint32_t channels) {
-  return std::max(64 / static_cast<uint32_t>(plane_bytes(channels, 1)), 1u);
+uint32_t tokens_in_line(const PlaneKeys& keys) {
+  return std::max(64 / static_cast<uint32_t>(plane_bytes(keys.shape().channels, 1)), 1u);
 }
 
 /// By the lowest plane: others may be coded.
 uint32_t skew_of(const Piece& piece) {
-  const ConstBytes row = piece.planes->rows_of(piece.all_planes() - 1, 0, 1);
+  const ConstBytes row = piece.planes->row_of(piece.all_planes() - 1, 0);
   if (row.empty()) return 0;
   const auto in_line = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(row.data()) % 64);
-  const auto bytes = static_cast<uint32_t>(plane_bytes(piece.keys->channels(), 1));
-  return piece.group - std::min(piece.group, (64 - in_line + bytes - 1) / bytes);
+  const uint32_t stride = piece.planes->row_stride();
+  return piece.group - std::min(piece.group, (64 - in_line + stride - 1) / stride);
 }
 
 /// The factor that brings the middles which so many planes show, less the centre, nearest to the
@@ -161,6 +161,8 @@ class Search {
     return checked(piece, piece.reader->load(streams, coder_));
   }
   void begin(uint32_t first, uint32_t count);
+  /// All bytes of its first planes are wanted.
+  static bool verifies(const Piece& piece) { return piece.whole && !piece.planes->is_cut(); }
   Status read_first_planes(uint32_t planes);
   Status read_first_planes(Piece& piece, uint32_t planes);
   void note(Progress& query, std::vector<Hit> hits);
@@ -208,7 +210,7 @@ class Search {
                            const LineSet& lines);
   Status read_as_it_is(Piece& piece, Progress& query);
   float score_as_it_is(const Piece& piece, uint32_t token, const Progress& query);
-  void make_row(const Shape& shape, const uint8_t* value);
+  void make_row(const PlaneKeys& keys, const uint8_t* value);
   float score_of_row(const Progress& query) const;
   Status deepen(Piece& piece, uint32_t token, uint32_t planes, Progress& query);
   std::vector<uint32_t> likeliest(size_t count, const Progress& query) const;
@@ -296,7 +298,7 @@ Status Search::open_piece(Piece piece) {
   piece.index = pieces_.size();
   piece.tokens_at = tokens_;
   piece.groups_at = groups_;
-  piece.group = tokens_in_line(piece.keys->channels());
+  piece.group = tokens_in_line(*piece.keys);
   const size_t seen_before = seen_.size();
   for (uint32_t token = 0; token < piece.tile->tokens; ++token) {
     if (sees(piece, token)) seen_.push_back(static_cast<uint32_t>(tokens_ + token));
@@ -345,7 +347,7 @@ Status Search::read_first_planes(uint32_t planes) {
     if (piece.planes == nullptr) continue;
     const uint32_t first = std::min(planes, piece.all_planes());
     const Status status = read_first_planes(
-        piece, piece.whole && !scaled_ ? piece.planes->verified_with(first) : first);
+        piece, verifies(piece) && !scaled_ ? piece.planes->verified_with(first) : first);
     if (status != Status::OK) return status;
   }
   return Status::OK;
@@ -354,7 +356,7 @@ Status Search::read_first_planes(uint32_t planes) {
 /// For all queries: the planes of a tile show each of them the same.
 Status Search::read_first_planes(Piece& piece, uint32_t planes) {
   // Within a budget planes that have one checksum with others are not verified.
-  if (piece.whole && piece.planes->verified_with(planes) == planes) {
+  if (verifies(piece) && piece.planes->verified_with(planes) == planes) {
     const Status status = checked(piece, piece.planes->verify(planes));
     if (status != Status::OK) return status;
   }
@@ -368,8 +370,9 @@ Status Search::read_first_planes(Piece& piece, uint32_t planes) {
     piece.reader->differences(first, count, planes, rows_.data());
     for (Progress& query : batch_) {
       if (!query.finite) continue;
+      LineSet& reads = query.reads[piece.block];
       for (uint32_t p = 0; p < planes; ++p)
-        query.reads[piece.block].add(piece.planes->rows_of(p, first, count));
+        piece.planes->for_rows(p, first, count, [&](ConstBytes rows) { reads.add(rows); });
       bound(piece, first, count, planes, query);
     }
   });
@@ -499,14 +502,14 @@ Status Search::read_as_it_is(Piece& piece, Progress& query) {
 }
 
 float Search::score_as_it_is(const Piece& piece, uint32_t token, const Progress& query) {
-  const Shape& shape = piece.keys->shape();
-  make_row(shape, &piece.values[token * shape.row_bytes()]);
+  const PlaneKeys& keys = *piece.keys;
+  make_row(keys, &piece.values[token * keys.shape().row_bytes() + keys.row_begin()]);
   return score_of_row(query);
 }
 
-void Search::make_row(const Shape& shape, const uint8_t* value) {
-  for (uint32_t c = 0; c < shape.channels; ++c, value += element_bytes(shape.number))
-    row_[c] = static_cast<double>(load_number(shape.number, value));
+void Search::make_row(const PlaneKeys& keys, const uint8_t* value) {
+  for (uint32_t c = 0; c < keys.channels(); ++c, value += element_bytes(keys.number()))
+    row_[c] = static_cast<double>(load_number(keys.number(), value));
 }
 
 float Search::score_of_row(const Progress& query) const {
@@ -522,16 +525,16 @@ float Search::score_of_row(const Progress& query) const {
 Status Search::deepen(Piece& piece, uint32_t token, uint32_t planes, Progress& query) {
   LineSet& lines = query.reads[piece.block];
   uint8_t* levels = &query.levels[piece.tokens_at];
-  for (uint32_t p = levels[token]; p < planes; ++p) lines.add(piece.planes->rows_of(p, token, 1));
+  for (uint32_t p = levels[token]; p < planes; ++p) lines.add(piece.planes->row_of(p, token));
   // As far as the lines of its last row reach; where there is none, as far as they would at most.
-  const ConstBytes row = piece.planes->rows_of(planes - 1, token, 1);
-  const auto bytes = static_cast<uint32_t>(plane_bytes(piece.keys->channels(), 1));
+  const ConstBytes row = piece.planes->row_of(planes - 1, token);
+  const uint32_t bytes = piece.planes->row_bytes(), stride = piece.planes->row_stride();
   const auto at = reinterpret_cast<uintptr_t>(row.data());
   const bool is_row = row.size() == bytes;
   const auto before_row = is_row ? static_cast<uint32_t>(at % 64) : 63;
   const auto behind_row = is_row ? 63 - static_cast<uint32_t>((at + bytes - 1) % 64) : 63;
-  const uint32_t begin = token - std::min(token, (before_row + bytes - 1) / bytes);
-  const uint32_t end = std::min(token + 1 + (behind_row + bytes - 1) / bytes, piece.tile->tokens);
+  const uint32_t begin = token - std::min(token, (before_row + stride - 1) / stride);
+  const uint32_t end = std::min(token + 1 + (behind_row + stride - 1) / stride, piece.tile->tokens);
   for (uint32_t first = begin, count = 1; first < end; first += count) {
     const uint32_t level = readable(piece, first, levels[first], planes, lines);
     for (count = 1; first + count < end; ++count) {
@@ -551,7 +554,7 @@ Status Search::deepen(Piece& piece, uint32_t token, uint32_t planes, Progress& q
 uint32_t Search::readable(const Piece& piece, uint32_t token, uint32_t planes, uint32_t most,
                           const LineSet& lines) {
   for (; planes < most; ++planes) {
-    ConstBytes row = piece.planes->rows_of(planes, token, 1);
+    ConstBytes row = piece.planes->row_of(planes, token);
     // Coded planes are read whole, and between its ends a stream has lines to itself.
     if (piece.planes->is_coded(planes) && row.size() > 128) row = row.subspan(row.size() / 2, 1);
     if (lines.missing(row) != 0) break;
@@ -627,13 +630,14 @@ Status Search::score_exactly(size_t token, Progress& query, float& score) {
   if (const Status status = load(piece, remainder + 2); status != Status::OK) return status;
   // The remainder of the first token of its step is known.
   const uint32_t first = piece.planes->step_first(within), count = within - first + 1;
-  const Shape& shape = piece.keys->shape();
-  values_.resize(std::max(values_.size(), count * shape.row_bytes()));
+  const size_t row_bytes = piece.keys->row_bytes();
+  values_.resize(std::max(values_.size(), count * row_bytes));
   piece.reader->exact_rows(first, count, values_.data());
-  make_row(shape, &values_[(count - 1) * shape.row_bytes()]);
+  make_row(*piece.keys, &values_[(count - 1) * row_bytes]);
   LineSet& reads = query.reads[piece.block];
-  for (uint32_t p = 0; p < remainder; ++p) reads.add(piece.planes->rows_of(p, first, count));
-  for (const ConstBytes part : piece.planes->rests_of(first, within + 1)) reads.add(part);
+  const auto add = [&](ConstBytes bytes) { reads.add(bytes); };
+  for (uint32_t p = 0; p < remainder; ++p) piece.planes->for_rows(p, first, count, add);
+  piece.planes->for_rests(first, within + 1, add);
   score = score_of_row(query);
   return Status::OK;
 }
@@ -719,8 +723,7 @@ void Search::add_offers(const Piece& piece, float edge, const Progress& query) {
 void Search::add_offer(Offer offer, uint32_t level, const Progress& query) {
   if (offer.uncertainty == 0) return;
   const Piece& piece = pieces_[offer.piece];
-  const uint64_t cost =
-      query.reads[piece.block].missing(piece.planes->rows_of(level, offer.token, 1));
+  const uint64_t cost = query.reads[piece.block].missing(piece.planes->row_of(level, offer.token));
   offer.uncertainty /=
       static_cast<float>(std::max<uint64_t>(cost, 1));  // it came with something else
   offers_.push_back(offer);
@@ -732,7 +735,7 @@ Status Search::take(const Offer& offer, uint64_t budget, Progress& query) {
   const uint32_t level = query.levels[piece.tokens_at + offer.token];
   if (level == piece.all_planes()) return Status::OK;  // it came with something else
   LineSet& reads = query.reads[piece.block];
-  const ConstBytes row = piece.planes->rows_of(level, offer.token, 1);
+  const ConstBytes row = piece.planes->row_of(level, offer.token);
   const uint64_t cost = reads.missing(row);
   if (bytes_of(query) + cost > budget) return Status::OK;
   if (!piece.planes->is_coded(level)) return deepen(piece, offer.token, level + 1, query);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 
 #include "base/assert.h"
 #include "compression/planes.h"
@@ -21,160 +22,177 @@ double power_of_two(int exponent) {
   return std::bit_cast<double>(static_cast<uint64_t>(1023 + exponent) << 52);
 }
 
-}  // namespace
-
-Status PlaneTile::open(const Shape& shape, ConstBytes tile, uint32_t tokens) {
-  shape_ = shape;
-  number_ = number_of(shape_.number);
-  tokens_ = tokens;
-  bytes_ = tile;
-  ByteReader from(bytes_);
-  if (const Status status = read_tile_parameters(from, shape_, bytes_, tokens_, head_, parameters_);
-      status != Status::OK)
-    return status;
-  head_bytes_ = from.at();
-  for (uint32_t s = 0; s < stream_count(*number_); ++s)
-    coded_[s] = from.bytes(head_.streams[s].coded_bytes);
-  if (!from.good() || from.at() != bytes_.size() || !head_.searchable) return Status::DAMAGED;
-  note_steps();
-
-  units_.resize(shape_.channels);
-  const int bias = number_->is_float() ? (1 << (number_->exponent_bits - 1)) - 1 : 0;
-  for (uint32_t c = 0; c < shape_.channels; ++c)
-    units_[c] = power_of_two(parameters_.exponents[c] - bias - number_->mantissa_bits);
-  centre_ = centres_.make(*number_, {parameters_.exponents.data(), shape_.channels},
-                          parameters_.amplitudes, head_.centre_shift,
-                          head_.centre_turns ? shape_.rotary : Rotary{});
-  note_most_centres();
-  return Status::OK;
-}
-
-/// A pair turns by a number whose size is at most 1 + 4.4e-5, as cosine and sine are off by 2^-15
-/// at most, and each turn rounds twice in either channel.
-void PlaneTile::note_most_centres() {
-  most_centres_.resize(shape_.channels);
-  const double longer = turns() ? std::exp(4.4e-5 * tokens_) : 1;
-  for (uint32_t c = 0; c < shape_.channels; ++c) {
-    double most = std::abs(centre_.state[c]);
-    if (turns()) {
-      const bool second = c / centre_.half % 2 != 0;
-      const double partner = centre_.state[second ? c - centre_.half : c + centre_.half];
-      most = (std::sqrt(most * most + partner * partner) + 1.5 * tokens_) * longer;
+/// No centre of a channel is further from zero, in units. A pair turns by a number whose size is at
+/// most 1 + 4.4e-5, as cosine and sine are off by 2^-15 at most, and each turn rounds twice in
+/// either channel.
+std::vector<double> most_centres_of(const TurningCentre& centre, uint32_t tokens) {
+  std::vector<double> all(centre.channels);
+  const double longer = centre.half != 0 ? std::exp(4.4e-5 * tokens) : 1;
+  for (uint32_t c = 0; c < centre.channels; ++c) {
+    double most = std::abs(centre.state[c]);
+    if (centre.half != 0) {
+      const bool second = c / centre.half % 2 != 0;
+      const double partner = centre.state[second ? c - centre.half : c + centre.half];
+      most = (std::sqrt(most * most + partner * partner) + 1.5 * tokens) * longer;
     }
-    most_centres_[c] = std::min(most, 0x1p15) * power_of_two(-centre_.right[c]) + 1;
+    all[c] = std::min(most, 0x1p15) * power_of_two(-centre.right[c]) + 1;
   }
+  return all;
 }
 
-void PlaneTile::note_steps() {
-  steps_ = Steps::of(tokens_, shape_.channels);
-  begins_.clear();
-  if (!number_->is_float()) return;
+std::vector<RestBegin> rest_begins(const TileParts& parts) {
+  std::vector<RestBegin> begins;
+  if (!parts.number->is_float()) return begins;
   std::vector<StepCount> counts;
-  read_steps(head_, shape_.channels, parameters_.directory, counts);
-  begins_.reserve(counts.size() + 1);
+  read_steps(parts.head, parts.shape.channels, parts.parameters.directory, counts);
+  begins.reserve(counts.size() + 1);
   RestBegin at;
-  begins_.push_back(at);
+  begins.push_back(at);
   for (const StepCount& count : counts) {
     at.bits += count.bits;
     at.exceptions += count.exceptions;
-    begins_.push_back(at);
+    begins.push_back(at);
   }
+  return begins;
+}
+
+}  // namespace
+
+Result<PlaneTile> PlaneTile::open(const Shape& shape, ConstBytes tile, uint32_t tokens) {
+  auto made = std::make_shared<TileParts>();
+  TileParts& parts = *made;
+  parts.number = number_of(shape.number);
+  parts.shape = shape;
+  parts.tokens = tokens;
+  parts.bytes = tile;
+  ByteReader from(tile);
+  const Status status =
+      read_tile_parameters(from, shape, tile, tokens, parts.head, parts.parameters);
+  if (status != Status::OK) return status;
+  parts.head_bytes = from.at();
+  for (uint32_t s = 0; s < stream_count(*parts.number); ++s)
+    parts.coded[s] = from.bytes(parts.head.streams[s].coded_bytes);
+  if (!from.good() || from.at() != tile.size() || !parts.head.searchable) return Status::DAMAGED;
+  parts.steps = Steps::of(tokens, shape.channels);
+  parts.begins = rest_begins(parts);
+
+  const auto& exponents = parts.parameters.exponents;
+  parts.units.resize(shape.channels);
+  const int bias = parts.number->is_float() ? (1 << (parts.number->exponent_bits - 1)) - 1 : 0;
+  for (uint32_t c = 0; c < shape.channels; ++c)
+    parts.units[c] = power_of_two(exponents[c] - bias - parts.number->mantissa_bits);
+  parts.centre = parts.centres.make(*parts.number, {exponents.data(), shape.channels},
+                                    parts.parameters.amplitudes, parts.head.centre_shift,
+                                    parts.head.centre_turns ? shape.rotary : Rotary{});
+  parts.most_centres = most_centres_of(parts.centre, tokens);
+  return PlaneTile(std::move(made));
+}
+
+std::optional<PlaneTile> PlaneTile::cut(uint32_t first_channel, uint32_t channels) const {
+  const uint32_t head = turns() ? 2 * parts_->centre.half : 1;
+  first_channel += first_channel_;
+  if (first_channel % 8 != 0 || first_channel % head != 0 || channels % head != 0)
+    return std::nullopt;
+  PlaneTile tile(parts_);
+  tile.first_channel_ = first_channel;
+  tile.channels_ = channels;
+  return tile;
+}
+
+PlaneTile PlaneTile::led() const {
+  PlaneTile tile(parts_);
+  if (!has_parted_tokens()) return tile;
+  const uint32_t lead = lead_channel();
+  tile.first_channel_ = turns() ? lead - lead % (2 * parts_->centre.half) : lead;
+  tile.channels_ = first_channel_ + channels_ - tile.first_channel_;
+  return tile;
 }
 
 ConstBytes PlaneTile::bytes_of(uint32_t stream, uint64_t begin, uint64_t bytes) const {
-  const ConstBytes all = coded_[stream];
+  const ConstBytes all = coded(stream);
   if (is_coded(stream)) return all;
   begin = std::min<uint64_t>(begin, all.size());
   return all.subspan(begin, std::min<uint64_t>(bytes, all.size() - begin));
 }
 
-ConstBytes PlaneTile::rows_of(uint32_t plane, uint32_t first, uint32_t count) const {
-  const uint64_t row = plane_bytes(shape_.channels, 1);
-  return bytes_of(plane, first * row, count * row);
-}
-
 uint32_t PlaneTile::verified_with(uint32_t planes) const {
-  const Groups groups(*number_, head_.streams[0].plain_bytes);
+  const Groups groups(number(), stream(0).plain_bytes);
   uint32_t all = planes;
-  while (all < number_->planes() && groups.of(all) == groups.of(planes - 1)) ++all;
+  while (all < number().planes() && groups.of(all) == groups.of(planes - 1)) ++all;
   return all;
 }
 
 ConstBytes PlaneTile::planes_verified_with(uint32_t planes) const {
   uint64_t bytes = 0;
-  for (uint32_t p = 0; p < verified_with(planes); ++p) bytes += coded_[p].size();
-  return bytes_.subspan(head_bytes_, bytes);
+  for (uint32_t p = 0; p < verified_with(planes); ++p) bytes += coded(p).size();
+  return parts_->bytes.subspan(parts_->head_bytes, bytes);
 }
 
 Status PlaneTile::verify(uint32_t planes) const {
-  const Groups groups(*number_, head_.streams[0].plain_bytes);
+  if (is_verified(planes)) return Status::OK;
+  const Groups groups(number(), stream(0).plain_bytes);
   const uint32_t end = verified_with(planes);
-  size_t at = head_bytes_;
+  size_t at = parts_->head_bytes;
   for (uint32_t p = 0; p < end;) {
     const uint32_t group = groups.of(p);
     size_t bytes = 0;
-    for (; p < end && groups.of(p) == group; ++p) bytes += coded_[p].size();
-    if (checksum32(bytes_.subspan(at, bytes)) != head_.checksums[group]) return Status::DAMAGED;
+    for (; p < end && groups.of(p) == group; ++p) bytes += coded(p).size();
+    if (checksum32(parts_->bytes.subspan(at, bytes)) != parts_->head.checksums[group])
+      return Status::DAMAGED;
     at += bytes;
   }
+  if (is_cut()) parts_->verified_planes.store(end, std::memory_order_relaxed);
   return Status::OK;
 }
 
-std::array<ConstBytes, 2> PlaneTile::rests_of(uint32_t first, uint32_t end) const {
-  if (begins_.empty()) return {};
-  const uint32_t planes = number_->planes(), next = steps_.of_token(end - 1) + steps_.per_token;
-  const RestBegin from = step_begin(first);
-  const RestBegin to = next < begins_.size() ? begins_[next] : RestBegin{UINT32_MAX, UINT32_MAX};
+std::array<ConstBytes, 2> PlaneTile::rests_of_steps(uint32_t first, uint32_t end) const {
+  const std::vector<RestBegin>& begins = parts_->begins;
+  if (begins.empty()) return {};
+  const uint32_t planes = number().planes();
+  const RestBegin from = first < begins.size() ? begins[first] : RestBegin{};
+  const RestBegin to = end < begins.size() ? begins[end] : RestBegin{UINT32_MAX, UINT32_MAX};
   return {bytes_of(planes, from.bits / 8, to.bits / 8 + 1 - from.bits / 8),
           bytes_of(planes + 1, from.exceptions, to.exceptions - from.exceptions)};
 }
 
-// ---- PlaneReader ----
+// ---- CentreReader ----
 
-PlaneReader::PlaneReader(const PlaneTile& tile)
-    : tile_(&tile),
-      state_(tile.centre().state, tile.centre().state + tile.channels() + 64),
+CentreReader::CentreReader(const PlaneTile& tile)
+    : tokens_(tile.tokens()),
+      state_(tile.channels() + 64),
       centre_(tile.centre()),
-      states_(size_t{(tile.tokens() + kStateTokens - 1) / kStateTokens} * tile.channels()) {
+      states_(size_t{(tokens_ + kStateTokens - 1) / kStateTokens} * tile.channels()) {
+  std::copy_n(centre_.state, tile.channels(), state_.begin());
+  std::copy_n(centre_.state, tile.channels(), states_.begin());
   centre_.state = state_.data();
-  std::copy_n(state_.begin(), tile.channels(), states_.begin());
 }
 
-/// Brings centre_ to a token, by the last state before it that is known.
-void PlaneReader::turn_to(uint32_t token) {
-  const uint32_t channels = tile_->channels();
-  const uint32_t group = tile_->turns() ? std::min(token / kStateTokens, noted_ - 1) : 0;
-  std::copy_n(states_.begin() + static_cast<ptrdiff_t>(size_t{group} * channels), channels,
-              centre_.state);
-  if (!tile_->turns()) return;
-  centre_rows_.resize(size_t{kStateTokens} * padded_channels(channels));
+const TurningCentre& CentreReader::at(uint32_t token) {
+  const bool turns = centre_.half != 0;
+  const uint32_t group = turns ? std::min(token / kStateTokens, noted_ - 1) : 0;
+  std::copy_n(states_from(group * kStateTokens), centre_.channels, centre_.state);
+  if (!turns) return centre_;
+  rows_.resize(size_t{kStateTokens} * padded_channels(centre_.channels));
   for (uint32_t at = group * kStateTokens; at < token;) {
     const uint32_t some = std::min(kStateTokens, token - at);
-    plane_kernels().centres(centre_, some, centre_rows_.data());
+    plane_kernels().centres(centre_, some, rows_.data());
     at += some;
-    if (at % kStateTokens == 0 && at < tile_->tokens() && at / kStateTokens == noted_) {
-      std::copy_n(centre_.state, channels,
-                  states_.begin() + static_cast<ptrdiff_t>(size_t{noted_} * channels));
+    if (at % kStateTokens == 0 && at < tokens_ && at / kStateTokens == noted_) {
+      std::copy_n(centre_.state, centre_.channels, states_from(at));
       ++noted_;
     }
   }
+  return centre_;
 }
 
-void PlaneReader::centres(uint32_t first, uint32_t count, int16_t* rows) {
-  turn_to(first);
-  plane_kernels().centres(centre_, count, rows);
+void CentreReader::note_states(uint32_t token, uint32_t count) {
+  noted_ = std::max(noted_, (token + count + kStateTokens - 1) / kStateTokens);
 }
 
-void PlaneReader::middles(uint32_t first, uint32_t count, uint32_t planes, int16_t* rows) {
-  BOWHEAD_ASSERT(first % kStateTokens == 0);
-  const uint32_t channels = tile_->channels(), group = first / kStateTokens;
-  const uint8_t* from[kMaxPlanes + 1] = {};
-  for (uint32_t p = 0; p < planes; ++p)
-    from[p] = plain_[p].data() + first * plane_bytes(channels, 1);
-  turn_to(first);
-  plane_kernels().middles({tile_->number(), count, channels, tile_->exponents(), centre_}, from,
-                          planes, rows, &states_[size_t{group} * channels]);
-  noted_ = std::max(noted_, group + (count + kStateTokens - 1) / kStateTokens);
+// ---- PlaneReader ----
+
+PlaneReader::PlaneReader(const PlaneTile& tile) : tile_(tile), centre_(tile) {
+  if (tile.is_cut()) led_centre_.emplace(tile.led());
 }
 
 Status PlaneReader::load(uint32_t streams, StreamCoder& coder) {
@@ -185,36 +203,89 @@ Status PlaneReader::load(uint32_t streams, StreamCoder& coder) {
 }
 
 Status PlaneReader::load_one(uint32_t stream, StreamCoder& coder) {
-  const StreamSize& size = tile_->stream(stream);
+  const StreamSize& size = tile_.stream(stream);
   if (!plain_[stream].empty() || size.plain_bytes == 0) return Status::OK;
   if (size.codec == StreamCodec::STORED) {
-    plain_[stream] = tile_->coded(stream);
+    plain_[stream] = tile_.coded(stream);
     return Status::OK;
   }
   if (decoded_.empty()) {
     uint64_t all = 0;
-    for (uint32_t s = 0; s < stream_count(tile_->number()); ++s)
-      all += tile_->stream(s).codec == StreamCodec::STORED ? 0 : tile_->stream(s).plain_bytes;
+    for (uint32_t s = 0; s < stream_count(tile_.number()); ++s)
+      all += tile_.stream(s).codec == StreamCodec::STORED ? 0 : tile_.stream(s).plain_bytes;
     decoded_.resize(all);
   }
   const Bytes room = Bytes(decoded_).subspan(decoded_bytes_, size.plain_bytes);
-  if (!coder.decode(size.codec, tile_->coded(stream), room)) return Status::DAMAGED;
+  if (!coder.decode(size.codec, tile_.coded(stream), room)) return Status::DAMAGED;
   decoded_bytes_ += room.size();
   plain_[stream] = room;
   return Status::OK;
 }
 
-void PlaneReader::differences(uint32_t first, uint32_t count, uint32_t planes,
-                              int16_t* twice) const {
-  const uint8_t* from[kMaxPlanes + 1] = {};
-  for (uint32_t p = 0; p < planes; ++p)
-    from[p] = plain_[p].data() + first * plane_bytes(tile_->channels(), 1);
-  plane_kernels().differences(tile_->number(), from, planes, count, tile_->channels(), twice);
+/// Rows of these channels, one behind the other.
+PlaneReader::Planes PlaneReader::rows_from(uint32_t first, uint32_t count, uint32_t planes) {
+  Planes rows{};
+  const size_t stride = tile_.row_stride(), bytes = tile_.row_bytes();
+  for (uint32_t p = 0; p < planes; ++p) rows[p] = plain_[p].data() + first * stride;
+  if (!tile_.is_cut()) return rows;
+  rows_.resize(std::max(rows_.size(), planes * count * bytes));
+  uint8_t* to = rows_.data();
+  for (uint32_t p = 0; p < planes; ++p) {
+    const uint8_t* from = rows[p] + tile_.row_begin();
+    rows[p] = to;
+    for (uint32_t i = 0; i < count; ++i, from += stride, to += bytes) std::memcpy(to, from, bytes);
+  }
+  return rows;
+}
+
+void PlaneReader::differences(uint32_t first, uint32_t count, uint32_t planes, int16_t* twice) {
+  plane_kernels().differences(tile_.number(), rows_from(first, count, planes).data(), planes, count,
+                              tile_.channels(), twice);
+}
+
+void PlaneReader::centres(uint32_t first, uint32_t count, int16_t* rows) {
+  plane_kernels().centres(centre_.at(first), count, rows);
+}
+
+void PlaneReader::middles(uint32_t first, uint32_t count, uint32_t planes, int16_t* rows) {
+  BOWHEAD_ASSERT(first % kStateTokens == 0);
+  plane_kernels().middles(
+      {tile_.number(), count, tile_.channels(), tile_.exponents(), centre_.at(first)},
+      rows_from(first, count, planes).data(), planes, rows, centre_.states_from(first));
+  centre_.note_states(first, count);
 }
 
 void PlaneReader::exact_rows(uint32_t first, uint32_t count, uint8_t* values) {
-  const uint32_t planes = tile_->number().planes(), channels = tile_->channels();
-  const RestBegin begin = tile_->step_begin(first);
+  if (tile_.is_cut()) return exact_rows_of_cut(first, count, values);
+  merge({tile_.number(), count, tile_.channels(), tile_.exponents(), centre_.at(first)}, first, 0,
+        values);
+}
+
+/// With all channels, or, where steps are parts of a token, token by token from the lead channel on.
+void PlaneReader::exact_rows_of_cut(uint32_t first, uint32_t count, uint8_t* values) {
+  const PlaneTile led = tile_.led();
+  const bool parted = tile_.has_parted_tokens();
+  const uint32_t lead = tile_.lead_channel(), more = lead - led.first_channel();
+  const uint32_t channels = led.channels() - more;
+  const size_t number_bytes = tile_.number().element_bytes;
+  const size_t stride = channels * number_bytes, row_bytes = tile_.channels() * number_bytes;
+  const uint32_t together = parted ? 1 : count;
+  values_.resize(std::max(values_.size(), together * stride));
+  for (uint32_t token = first; token < first + count; token += together) {
+    TurningCentre centre = some_channels(led_centre_->at(token), more, channels);
+    if (parted) centre.half = 0;  // not to be turned
+    merge({tile_.number(), together, channels, led.exponents() + more, centre}, token, lead,
+          values_.data());
+    const uint8_t* from = values_.data() + (tile_.first_channel() - lead) * number_bytes;
+    for (uint32_t i = 0; i < together; ++i, from += stride, values += row_bytes)
+      std::memcpy(values, from, row_bytes);
+  }
+}
+
+void PlaneReader::merge(const TileFrame& rows, uint32_t first, uint32_t first_channel,
+                        uint8_t* values) {
+  const uint32_t planes = tile_.number().planes();
+  const RestBegin begin = tile_.rest_begin(first);
   const ConstBytes exceptions = plain_[planes + 1];
   Merge in{.plane_count = planes,
            .exact = true,
@@ -222,10 +293,8 @@ void PlaneReader::exact_rows(uint32_t first, uint32_t count, uint8_t* values) {
            .exceptions = exceptions.subspan(std::min<size_t>(begin.exceptions, exceptions.size())),
            .remainder_begin = begin.bits};
   for (uint32_t p = 0; p < planes; ++p)
-    in.planes[p] = plain_[p].data() + first * plane_bytes(channels, 1);
-  turn_to(first);
-  plane_kernels().merge({tile_->number(), count, channels, tile_->exponents(), centre_}, in,
-                        values);
+    in.planes[p] = plain_[p].data() + first * size_t{tile_.row_stride()} + first_channel / 8;
+  plane_kernels().merge(rows, in, values);
 }
 
 }  // namespace bowhead::ndp

@@ -26,7 +26,7 @@ inline constexpr uint32_t kMaxQueries = 1024;
 /// Keys or values of one head: tokens of a span, one row each.
 struct Rows {
   NumberFormat number = NumberFormat::BF16;  ///< any but BYTES
-  uint32_t channels = 0;                     ///< 1 to kMaxChannels
+  uint32_t channels = 0;                     ///< 1 to kMaxChannels in operations
   uint32_t tokens = 0;
   const void* data = nullptr;     ///< of the first token; aligned to anything
   size_t stride_bytes = 0;        ///< from token to token, at least a row
@@ -37,6 +37,13 @@ struct Rows {
     return static_cast<const uint8_t*>(data) + size_t{token} * stride_bytes;
   }
 };
+
+/// Some channels of rows: a head among others.
+inline Rows some_channels(Rows rows, uint32_t first, uint32_t channels) {
+  rows.data = rows.row(0) + size_t{first} * element_bytes(rows.number);
+  rows.channels = channels;
+  return rows;
+}
 
 /// A span: some tokens in a row of the sequence, and where their keys and values lie. The spans of
 /// a sequence may be in blocks of the pool, in pages of an engine's cache or anywhere else, and

@@ -25,6 +25,7 @@ constexpr size_t kMostBytes = 1 << 18;
 
 struct Wanted {
   uint32_t outer, first_token, k;
+  uint32_t first_channel, channels;  ///< as far as there are so many
   double bytes_per_token;
   Reading reading;
   Visible visible;
@@ -42,6 +43,9 @@ Wanted take_wanted(fuzz::Input& input) {
   wanted.visible = {input.take<uint8_t>(), input.take<uint16_t>(), input.take<uint8_t>()};
   const auto kind = input.take<uint8_t>();
   wanted.query_count = 1 + kind % 4;
+  const uint32_t head = kind / 8 % 16;  // 0: all channels together
+  wanted.first_channel = head * 8;
+  wanted.channels = head == 0 ? kMaxChannels : head % 4 * 8 + 4;
   wanted.reading = kind / 4 % 2 == 0 ? Reading::ONE_PASS : Reading::FEWEST_BYTES;
   for (int i = 0; i < 8; ++i) {
     const auto bits = input.take<uint32_t>();
@@ -52,15 +56,15 @@ Wanted take_wanted(fuzz::Input& input) {
 }
 
 /// As plane_keys.h defines them.
-std::vector<Hit> best_of_rows(const Shape& shape, const std::vector<uint8_t>& rows,
+std::vector<Hit> best_of_rows(const PlaneKeys& keys, const std::vector<uint8_t>& rows,
                               const Queries& queries, uint32_t query, const Wanted& wanted) {
   std::vector<Hit> hits;
-  const uint8_t* value = rows.data();
-  for (uint32_t t = 0; t < shape.tokens; ++t) {
+  for (uint32_t t = 0; t < keys.tokens(); ++t) {
+    const uint8_t* value = &rows[t * keys.shape().row_bytes() + keys.row_begin()];
     double sum = 0;
-    for (uint32_t c = 0; c < shape.channels; ++c, value += element_bytes(shape.number))
+    for (uint32_t c = 0; c < keys.channels(); ++c, value += element_bytes(keys.number()))
       sum += static_cast<double>(queries.floats(query)[c]) *
-             static_cast<double>(load_number(shape.number, value));
+             static_cast<double>(load_number(keys.number(), value));
     const uint32_t token = wanted.first_token + t;
     if (wanted.visible.has(token))
       hits.push_back({static_cast<float>(sum * static_cast<double>(queries.scale())), token});
@@ -72,13 +76,12 @@ std::vector<Hit> best_of_rows(const Shape& shape, const std::vector<uint8_t>& ro
 
 /// `rows`: the decoded keys, which the search must find the best of; none if no encoder wrote the
 /// frame: then any hits will do.
-void search(const Shape& shape, const PlaneKeys& keys, const std::vector<uint8_t>* rows,
-            const Wanted& wanted) {
-  std::vector<float> values(size_t{wanted.query_count} * shape.channels);
+void search(const PlaneKeys& keys, const std::vector<uint8_t>* rows, const Wanted& wanted) {
+  std::vector<float> values(size_t{wanted.query_count} * keys.channels());
   for (size_t i = 0; i < values.size(); ++i)
     values[i] = wanted.queries[(i + i / 8) % wanted.queries.size()];
   const auto queries =
-      Queries::of(values, wanted.query_count, shape.channels, 0.125f, shape.number).value();
+      Queries::of(values, wanted.query_count, keys.channels(), 0.125f, keys.number()).value();
   const PlaneKeys* block = &keys;
   const auto exact = exact_top_k(queries, {&block, 1}, wanted.visible, wanted.k, wanted.reading);
   const auto near =
@@ -88,12 +91,12 @@ void search(const Shape& shape, const PlaneKeys& keys, const std::vector<uint8_t
                                                    answer->status() == Status::UNSUPPORTED_CODEC)));
   if (!exact || !near) return;
   uint32_t seen = 0;
-  for (uint32_t t = 0; t < shape.tokens; ++t)
+  for (uint32_t t = 0; t < keys.tokens(); ++t)
     seen += wanted.visible.has(wanted.first_token + t) ? 1 : 0;
   const size_t count = std::min(seen, wanted.k);
   for (uint32_t q = 0; q < wanted.query_count; ++q) {
     std::vector<Hit> right;
-    if (rows != nullptr) right = best_of_rows(shape, *rows, queries, q, wanted);
+    if (rows != nullptr) right = best_of_rows(keys, *rows, queries, q, wanted);
     BOWHEAD_ASSERT(rows == nullptr ||
                    std::equal(right.begin(), right.end(), exact->hits[q].begin(),
                               exact->hits[q].end(), [](const Hit& a, const Hit& b) {
@@ -104,7 +107,7 @@ void search(const Shape& shape, const PlaneKeys& keys, const std::vector<uint8_t
     std::set<uint32_t> tokens;
     for (const Hit& hit : near->hits[q]) {
       BOWHEAD_ASSERT(wanted.visible.has(hit.token));
-      BOWHEAD_ASSERT(hit.token - wanted.first_token < shape.tokens);
+      BOWHEAD_ASSERT(hit.token - wanted.first_token < keys.tokens());
       tokens.insert(hit.token);
     }
     BOWHEAD_ASSERT(tokens.size() == count && near->hits[q].size() == count);
@@ -122,8 +125,7 @@ void check_frame(const std::vector<uint8_t>& frame, bool encoded, const Wanted& 
     return;
   }
   const Shape& shape = info->shape;
-  if (compression::number_of(shape.number) == nullptr || shape.channels > kMaxChannels ||
-      wanted.outer >= shape.outer) {
+  if (compression::number_of(shape.number) == nullptr || wanted.outer >= shape.outer) {
     BOWHEAD_ASSERT(status == Status::INVALID_ARGUMENT);
     return;
   }
@@ -132,7 +134,11 @@ void check_frame(const std::vector<uint8_t>& frame, bool encoded, const Wanted& 
   const Status decoded = Decoder().decode_tokens(frame, wanted.outer, 0, shape.tokens, rows);
   BOWHEAD_ASSERT(keys || decoded != Status::OK);
   BOWHEAD_ASSERT(!encoded || decoded == Status::OK);
-  if (keys) search(shape, *keys, encoded ? &rows : nullptr, wanted);
+  if (!keys) return;
+  const uint32_t first = wanted.first_channel % shape.channels;
+  const PlaneKeys head =
+      keys->head(first, std::min({wanted.channels, shape.channels - first, kMaxChannels})).value();
+  search(head, encoded ? &rows : nullptr, wanted);
 }
 
 /// {number format, channels, rotary, profile}, then values.
@@ -140,9 +146,12 @@ std::vector<uint8_t> take_encoded(fuzz::Input& input) {
   Shape shape;
   shape.number = static_cast<NumberFormat>(1 + input.take<uint8_t>() % 5);
   shape.outer = 1;
-  shape.channels = 1 + input.take<uint8_t>() % 140u;
-  if (input.take<uint8_t>() % 2 != 0 && shape.channels % 2 == 0)
+  const auto channels = input.take<uint8_t>(), rotary = input.take<uint8_t>();
+  shape.channels = 1 + channels % 140u;
+  const uint32_t heads = 1 + rotary / 2 % 8u;
+  if (rotary % 2 != 0 && shape.channels % 2 == 0)
     shape.rotary = compression::rotary_of(10000, shape.channels);
+  shape.channels *= heads;
   const Profile profile = input.take<uint8_t>() % 2 != 0 ? Profile::DENSE : Profile::FAST;
   const std::string_view bytes = input.take_bytes(kMostBytes);
   shape.tokens = static_cast<uint32_t>(bytes.size() / shape.row_bytes());

@@ -44,12 +44,18 @@ std::vector<uint8_t> encode(const compression::Shape& shape, const std::vector<u
   return frame;
 }
 
+/// Channels of a frame: those of one head.
+struct Head {
+  uint32_t first, channels;
+};
+Head whole(const compression::Shape& shape) { return {0, shape.channels}; }
+
 /// The keys of an outer index for the oracle.
-void add_keys(const compression::Shape& shape, const std::vector<uint8_t>& values, uint32_t outer,
-              Sequence& sequence) {
+void add_keys(const compression::Shape& shape, const Head& head, const std::vector<uint8_t>& values,
+              uint32_t outer, Sequence& sequence) {
   for (size_t i = size_t{outer} * shape.tokens; i < (size_t{outer} + 1) * shape.tokens; ++i) {
     auto& key = sequence.keys.emplace_back();
-    for (uint32_t c = 0; c < shape.channels; ++c)
+    for (uint32_t c = head.first; c < head.first + head.channels; ++c)
       key.push_back(
           oracle_value(number_name(shape.number),
                        compression::load_element(shape.number, values, i * shape.channels + c)));
@@ -59,8 +65,11 @@ void add_keys(const compression::Shape& shape, const std::vector<uint8_t>& value
 /// A sequence in frames, and the same for the oracle.
 class Sequences {
  public:
-  Sequences(const compression::Shape& shape, Content content, uint64_t seed) : shape_(shape) {
-    sequence_.key_channels = shape.channels;
+  Sequences(const compression::Shape& shape, Content content, uint64_t seed)
+      : Sequences(shape, whole(shape), content, seed) {}
+  Sequences(const compression::Shape& shape, const Head& head, Content content, uint64_t seed)
+      : shape_(shape), head_(head) {
+    sequence_.key_channels = head.channels;
     add(make_tensor(shape, content, seed), shape.tokens,
         seed % 2 == 0 ? Profile::FAST : Profile::DENSE);
   }
@@ -71,9 +80,9 @@ class Sequences {
     const uint32_t outer = shape.outer - 1;
     frames_.push_back(std::make_unique<std::vector<uint8_t>>(encode(shape, values, profile)));
     const auto first = static_cast<uint32_t>(sequence_.keys.size());
-    blocks_.push_back(
-        std::make_unique<PlaneKeys>(PlaneKeys::open(*frames_.back(), outer, first).value()));
-    add_keys(shape, values, outer, sequence_);
+    const PlaneKeys all = PlaneKeys::open(*frames_.back(), outer, first).value();
+    blocks_.push_back(std::make_unique<PlaneKeys>(all.head(head_.first, head_.channels).value()));
+    add_keys(shape, head_, values, outer, sequence_);
   }
   std::vector<const PlaneKeys*> blocks() const {
     std::vector<const PlaneKeys*> all;
@@ -86,10 +95,12 @@ class Sequences {
     return bytes;
   }
   const Sequence& sequence() const { return sequence_; }
-  const compression::Shape& shape() const { return shape_; }
+  uint32_t channels() const { return head_.channels; }
+  NumberFormat number() const { return shape_.number; }
 
  private:
   compression::Shape shape_;
+  Head head_;
   Sequence sequence_;
   std::vector<std::unique_ptr<std::vector<uint8_t>>> frames_;
   std::vector<std::unique_ptr<PlaneKeys>> blocks_;
@@ -137,10 +148,10 @@ bool same(const std::vector<Hit>& a, const std::vector<Hit>& b) {
 
 void check_exact(const Sequences& keys, const std::vector<float>& values, const Visible& visible,
                  uint32_t k) {
-  const uint32_t channels = keys.shape().channels;
+  const uint32_t channels = keys.channels();
   const auto count = static_cast<uint32_t>(values.size() / channels);
   const float scale = 1 / std::sqrt(static_cast<float>(channels));
-  const auto queries = Queries::of(values, count, channels, scale, keys.shape().number).value();
+  const auto queries = Queries::of(values, count, channels, scale, keys.number()).value();
   for (const Reading reading : {Reading::ONE_PASS, Reading::FEWEST_BYTES}) {
     SCOPED_TRACE(reading == Reading::ONE_PASS ? "in one pass" : "by the fewest bytes");
     const auto answer = exact_top_k(queries, keys.blocks(), visible, k, reading);
@@ -171,9 +182,9 @@ uint64_t least_bytes(const Sequences& keys, const Queries& queries, const Visibl
 /// Returns the share of the best that were found, over all queries.
 double check_approximate(const Sequences& keys, const std::vector<float>& values,
                          const Visible& visible, uint32_t k, double bytes_per_token) {
-  const uint32_t channels = keys.shape().channels;
+  const uint32_t channels = keys.channels();
   const auto count = static_cast<uint32_t>(values.size() / channels);
-  const auto queries = Queries::of(values, count, channels, 1, keys.shape().number).value();
+  const auto queries = Queries::of(values, count, channels, 1, keys.number()).value();
   const auto answer = approximate_top_k(queries, keys.blocks(), visible, k, bytes_per_token);
   EXPECT_TRUE(answer) << answer.error().message();
   uint32_t seen = 0, found = 0;
@@ -231,6 +242,65 @@ TEST_P(PlaneKeysTest, FindTheBestOfEveryContent) {
       }
     }
   }
+}
+
+/// Of tokens with several heads side by side: those that planes can be cut at, with and without
+/// centres that turn, steps of whole tokens and of parts of them; and any other range of channels.
+TEST_P(PlaneKeysTest, FindTheBestOfAHead) {
+  Random random(static_cast<uint64_t>(GetParam()));
+  for (const uint32_t channels : {8u, 24u, 64u, 80u, 128u}) {
+    for (const uint32_t heads : {2u, 3u, 8u, 32u}) {
+      compression::Shape shape{GetParam(), 2, 0, heads * channels, {}};
+      shape.tokens = 1 + static_cast<uint32_t>(random.below(channels * heads > 600 ? 200 : 700));
+      const bool turns = random.below(2) != 0;
+      if (turns) shape.rotary = compression::rotary_of(10000, channels);
+      const auto content = static_cast<Content>(random.below(std::size(compression::kContents)));
+      Head head{static_cast<uint32_t>(random.below(heads)) * channels, channels};
+      if (random.below(4) == 0) {
+        head.first = static_cast<uint32_t>(random.below(shape.channels));
+        head.channels = 1 + static_cast<uint32_t>(random.below(
+                                std::min(shape.channels - head.first, ndp::kMaxChannels)));
+      }
+      SCOPED_TRACE(describe(shape, content) + " channels from " + std::to_string(head.first) +
+                   ": " + std::to_string(head.channels));
+      Sequences keys(shape, head, content, random.below(100));
+      compression::Shape next = shape;
+      next.tokens = 1 + static_cast<uint32_t>(random.below(150));
+      keys.add(make_tensor(next, Content::NORMAL, 5), next.tokens, Profile::FAST);
+      const auto values = random_queries(1 + static_cast<uint32_t>(random.below(9)), head.channels,
+                                         random.below(100));
+      const auto all = static_cast<uint32_t>(keys.sequence().keys.size());
+      const auto end = static_cast<uint32_t>(random.below(all + 1));
+      for (const Visible& visible : {Visible{}, Visible{end / 2, end, 5}}) {
+        const auto k = static_cast<uint32_t>(1 + random.below(40));
+        ASSERT_NO_FATAL_FAILURE(check_exact(keys, values, visible, k));
+        for (const double budget : {12.0, 1e9}) check_approximate(keys, values, visible, k, budget);
+        ASSERT_FALSE(HasFailure());
+      }
+    }
+  }
+}
+
+/// Planes hold all heads: searches of one after the other verify them once, and find damage in all.
+TEST(PlaneSearch, VerifiesPlanesOnceForAllHeads) {
+  const compression::Shape shape{NumberFormat::BF16, 1, 100, 2048, {}};
+  auto frame = encode(shape, make_tensor(shape, Content::NORMAL, 1), Profile::FAST);
+  const auto values = random_queries(1, 64, 1);
+  const auto queries = Queries::of(values, 1, 64, 1, NumberFormat::BF16).value();
+  const auto search = [&](const PlaneKeys& keys, uint32_t head) {
+    const PlaneKeys some = keys.head(head * 64, 64).value();
+    const PlaneKeys* block = &some;
+    return exact_top_k(queries, std::span(&block, 1), {}, 4);
+  };
+  const auto keys = PlaneKeys::open(frame, 0, 0).value();
+  const uint64_t first = search(keys, 3)->bytes_read[0], next = search(keys, 4)->bytes_read[0];
+  EXPECT_GT(first, 2 * next);
+  EXPECT_GT(next, 2u * 64 * 100);  // planes that are not coded
+
+  // A bit of another head than is searched.
+  const PlaneKeys::Tile& tile = keys.tiles()[0];
+  frame[tile.begin + tile.planes->head().size() + 200] ^= 1;
+  EXPECT_EQ(search(PlaneKeys::open(frame, 0, 0).value(), 0).status(), Status::DAMAGED);
 }
 
 /// Ties at every depth: each key several times, also in other tiles and frames.
@@ -374,7 +444,7 @@ TEST_P(PlaneKeysTest, SearchFramesThatNoEncoderMade) {
     ASSERT_EQ(compression::Decoder().decode(odd, decoded), Status::OK);
     Sequence sequence;
     sequence.key_channels = 64;
-    add_keys(shape, decoded, 0, sequence);
+    add_keys(shape, whole(shape), decoded, 0, sequence);
     for (uint32_t q = 0; q < 2; ++q) {
       const auto want = expected(sequence, values.data() + size_t{q} * 64, 1, {}, 30);
       ASSERT_TRUE(same(exact->hits[q], want))
@@ -557,6 +627,11 @@ TEST(PlaneSearch, RefusesInputThatDoesNotFit) {
   const auto text =
       encode({NumberFormat::BYTES, 1, 100, 1, {}}, std::vector<uint8_t>(100), Profile::FAST);
   EXPECT_TRUE(refused(PlaneKeys::open(text, 0, 0)));
+  const auto whole_rows = PlaneKeys::open(frame, 0, 0).value();
+  EXPECT_TRUE(refused(whole_rows.head(0, 0)));
+  EXPECT_TRUE(refused(whole_rows.head(8, 9)));
+  EXPECT_TRUE(refused(whole_rows.head(0xFFFFFFF8, 16)));
+  EXPECT_TRUE(refused(whole_rows.head(8, 8)->head(0, 16)));
 
   const std::vector<float> ones(32, 1);
   const auto queries = Queries::of(std::span(ones).first(16), 1, 16, 1, NumberFormat::BF16).value();
