@@ -27,10 +27,11 @@ class Decoder::Impl {
     return Status::OK;
   }
 
-  Status decode_tokens(ConstBytes bytes, uint32_t outer, uint32_t first, uint32_t count,
-                       Bytes out) {
+  Status decode_tokens(ConstBytes bytes, uint32_t outer, uint32_t first, uint32_t count, Bytes out,
+                       ReadReport* report) {
     const auto frame = open_frame(bytes);
     if (!frame) return frame.status();
+    if (report != nullptr) report->bytes_read += sizeof(bh_frame_header) + frame->table.size();
     const Shape& shape = frame->shape;
     if (outer >= shape.outer || count == 0 || first >= shape.tokens ||
         count > shape.tokens - first || out.size() != count * shape.row_bytes())
@@ -57,7 +58,9 @@ class Decoder::Impl {
       out = out.subspan(part);
       first += taken;
       count -= taken;
-      at += frame->tile_at(tile, at).size();
+      const size_t tile_bytes = frame->tile_at(tile, at).size();
+      if (report != nullptr) report->bytes_read += tile_bytes;
+      at += tile_bytes;
     }
     return Status::OK;
   }
@@ -176,8 +179,8 @@ Status Decoder::decode(ConstBytes frame, Bytes out) {
 }
 
 Status Decoder::decode_tokens(ConstBytes frame, uint32_t outer, uint32_t first, uint32_t count,
-                              Bytes out) {
-  return impl_->decode_tokens(frame, outer, first, count, out);
+                              Bytes out, ReadReport* report) {
+  return impl_->decode_tokens(frame, outer, first, count, out, report);
 }
 
 Status Decoder::decode_prefix(ConstBytes frame, uint32_t planes, Bytes out, ReadReport* report) {

@@ -121,8 +121,9 @@ class Decoder {
   /// UNSUPPORTED_CODEC. On failure the content of `out` is undefined.
   Status decode(ConstBytes frame, Bytes out);
 
-  /// Decodes tokens first .. first + count - 1 of one outer index, exactly.
-  Status decode_tokens(ConstBytes frame, uint32_t outer, uint32_t first, uint32_t count, Bytes out);
+  /// Decodes tokens first .. first + count - 1 of one outer index, exactly. Adds to the report.
+  Status decode_tokens(ConstBytes frame, uint32_t outer, uint32_t first, uint32_t count, Bytes out,
+                       ReadReport* report = nullptr);
 
   /// Decodes all values from the first `planes` planes (1 is only the sign; at most
   /// FrameInfo::planes). Each result has the same number format and is the middle of the interval

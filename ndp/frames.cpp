@@ -80,32 +80,38 @@ size_t room_for(const Heads& heads, const TokenRange& range) {
          lines_bytes(range.count * heads.values.row_bytes());
 }
 
+/// A decoder, and what it has read.
+struct Decoding {
+  compression::Decoder& decoder;
+  compression::ReadReport& report;
+};
+
 /// Decodes a range to `to`, which moves behind it.
-Status decode(compression::Decoder& decoder, const FramedRows& framed, const Shape& shape,
+Status decode(const Decoding& decoding, const FramedRows& framed, const Shape& shape,
               const TokenRange& range, uint8_t*& to, Rows& out) {
   const size_t bytes = range.count * shape.row_bytes();
   out = {shape.number,      shape.channels,
          range.count,       to,
          shape.row_bytes(), framed.scales == nullptr ? nullptr : framed.scales + range.first};
-  const Status status =
-      decoder.decode_tokens(framed.frame, framed.outer, range.first, range.count, {to, bytes});
+  const Status status = decoding.decoder.decode_tokens(framed.frame, framed.outer, range.first,
+                                                       range.count, {to, bytes}, &decoding.report);
   to += lines_bytes(bytes);
   return status;
 }
 
-Status decode(compression::Decoder& decoder, const FramedKeys& block, const Heads& heads,
+Status decode(const Decoding& decoding, const FramedKeys& block, const Heads& heads,
               const TokenRange& range, uint8_t*& to, KeySpan& out) {
   out.first_token = block.first_token + range.first;
-  return decode(decoder, block.keys, heads.keys, range, to, out.keys);
+  return decode(decoding, block.keys, heads.keys, range, to, out.keys);
 }
 
-Status decode(compression::Decoder& decoder, const FramedKv& block, const Heads& heads,
+Status decode(const Decoding& decoding, const FramedKv& block, const Heads& heads,
               const TokenRange& range, uint8_t*& to, KvSpan& out) {
   out.first_token = block.first_token + range.first;
-  const Status status = decode(decoder, block.keys, heads.keys, range, to, out.keys);
+  const Status status = decode(decoding, block.keys, heads.keys, range, to, out.keys);
   if (status != Status::OK) return status;
   if (!has_latent_values(block))
-    return decode(decoder, block.values, heads.values, range, to, out.values);
+    return decode(decoding, block.values, heads.values, range, to, out.values);
   out.values = out.keys;
   out.values.channels = block.value_channels;
   return Status::OK;
@@ -158,7 +164,7 @@ Result<std::vector<size_t>> FrameReader::for_blocks(std::span<const Framed> bloc
     Status status = Status::OK;
     uint8_t* to = room_.data();
     for (size_t r = 0; r < ranges.size() && status == Status::OK; ++r)
-      status = decode(decoder_, blocks[i], of, ranges[r], to, rows[r]);
+      status = decode({decoder_, report_}, blocks[i], of, ranges[r], to, rows[r]);
     if (status == Status::OK) {
       if (auto done = use(std::span<const Rowed>(rows)); !done) return done.error();
     } else if (unreadable == Unreadable::SKIP && is_unreadable(status)) {

@@ -61,12 +61,16 @@ class FrameReader {
                                                   const Visible& visible, Unreadable unreadable,
                                                   const UseKv& use);
 
+  /// Bytes of frames that all calls decoded.
+  uint64_t bytes_read() const { return report_.bytes_read; }
+
  private:
   template <class Rowed, class Framed, class Use>
   Result<std::vector<size_t>> for_blocks(std::span<const Framed> blocks, const Visible& visible,
                                          Unreadable unreadable, const Use& use);
 
   compression::Decoder decoder_;
+  compression::ReadReport report_;
   compression::Lines<uint8_t> room_;
 };
 

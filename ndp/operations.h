@@ -71,6 +71,8 @@ class TopK {
   Result<void> add(const Queries& queries, std::span<const KeySpan> spans, const Visible& visible);
   /// Takes over the hits of another partial. INVALID_ARGUMENT: of another shape.
   Result<void> merge(const TopK& other);
+  /// Takes over hits of a query, of tokens that were not looked at before.
+  void add(uint32_t query, std::span<const Hit> hits);
   /// Hits of a query, the best first: k, or fewer if no more were visible. Valid until the next
   /// call of any other member.
   std::span<const Hit> hits(uint32_t query);

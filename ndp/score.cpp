@@ -99,13 +99,17 @@ Result<void> TopK::merge(const TopK& other) {
     return Error{Status::INVALID_ARGUMENT,
                  fmt::format("the {} best of {} queries do not merge with the {} best of {}",
                              other.k_, other.best_.size(), k_, best_.size())};
-  for (size_t q = 0; q < best_.size(); ++q) {
-    for (uint32_t i = 0; i < other.best_[q].count; ++i) {
-      best_[q].hits[best_[q].count] = other.best_[q].hits[i];
-      take(best_[q], 1);
-    }
-  }
+  for (uint32_t q = 0; q < best_.size(); ++q)
+    add(q, {other.best_[q].hits.data(), other.best_[q].count});
   return {};
+}
+
+void TopK::add(uint32_t query, std::span<const Hit> hits) {
+  Best& best = best_[query];
+  for (const Hit& hit : hits) {
+    best.hits[best.count] = hit;
+    take(best, 1);
+  }
 }
 
 std::span<const Hit> TopK::hits(uint32_t query) {

@@ -1,0 +1,558 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ndp/blocks.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <optional>
+#include <utility>
+
+#include "ndp/plane_keys.h"
+#include "ndp/tiles.h"
+
+namespace bowhead::ndp {
+namespace {
+
+using compression::Shape;
+
+Error refuse(std::string why) { return {Status::INVALID_ARGUMENT, std::move(why)}; }
+Error refuse(size_t block, const std::string& why) {
+  return refuse(fmt::format("block {}: {}", block, why));
+}
+
+bool is_unreadable(Status status) {
+  return status == Status::DAMAGED || status == Status::UNSUPPORTED_CODEC;
+}
+Error cannot_read(size_t block, const Error& error) {
+  return is_unreadable(error.status)
+             ? Error{error.status, fmt::format("block {}: {}", block, status_text(error.status))}
+             : error;
+}
+
+bool same(const Shape& a, const Shape& b) {
+  return a.number == b.number && a.outer == b.outer && a.tokens == b.tokens &&
+         a.channels == b.channels && a.rotary == b.rotary;
+}
+
+Result<void> check_layout_of(const HeadsOfBlocks& heads) {
+  const auto unsupported = [](std::string why) {
+    return Error{Status::NOT_SUPPORTED, std::move(why)};
+  };
+  if (heads.blocks.empty()) return refuse("no blocks: give one or more");
+  const KvLayout& layout = *heads.blocks[0].layout;
+  if (is_opaque(layout)) return unsupported("block 0: opaque values have no heads");
+  if (compression::number_of(number_format(layout)) == nullptr)
+    return unsupported(
+        fmt::format("block 0: operations on {} do not exist", number_name(number_format(layout))));
+  if (layout.scales != BH_SCALES_NONE)
+    return unsupported("block 0: rows with scales, which operations on blocks do not take");
+  if (heads.layer >= layout.layers)
+    return refuse(
+        fmt::format("layer {} of blocks of {} layers: the first is 0", heads.layer, layout.layers));
+  if (heads.heads == 0 || uint64_t{heads.first_head} + heads.heads > layout.heads)
+    return refuse(fmt::format("{} heads from {} on of blocks that have {}", heads.heads,
+                              heads.first_head, layout.heads));
+  for (size_t i = 1; i < heads.blocks.size(); ++i) {
+    if (heads.blocks[i].layout == &layout) continue;
+    if (const auto text = difference(*heads.blocks[i].layout, layout))
+      return refuse(i, "its layout is not that of block 0: " + *text);
+  }
+  return {};
+}
+
+/// Blocks whose lengths and layouts are right.
+class Blocks {
+ public:
+  static Result<Blocks> open(const HeadsOfBlocks& heads) {
+    if (auto good = check_layout_of(heads); !good) return good.error();
+    Blocks blocks(heads);
+    std::vector<HeldTokens> held;
+    for (size_t i = 0; i < heads.blocks.size(); ++i) {
+      const StoredBlock& block = heads.blocks[i];
+      const auto tokens = tokens_of(block);
+      if (!tokens || *tokens == 0 || *tokens > std::numeric_limits<uint32_t>::max())
+        return refuse(i, fmt::format("a value of {} bytes has no whole number of tokens of {}",
+                                     block.value_bytes, to_text(*block.layout)));
+      if (!block.framed && block.bytes.size() != block.value_bytes)
+        return refuse(i, fmt::format("{} bytes are stored of a value of {}", block.bytes.size(),
+                                     block.value_bytes));
+      blocks.tokens_.push_back(static_cast<uint32_t>(*tokens));
+      held.push_back({block.first_token, blocks.tokens_.back(), i});
+    }
+    if (auto good = check_apart("block", std::move(held)); !good) return good.error();
+    if (auto good = blocks.check_frames(); !good) return good.error();
+    blocks.order_.resize(blocks.count());
+    std::iota(blocks.order_.begin(), blocks.order_.end(), size_t{0});
+    std::sort(blocks.order_.begin(), blocks.order_.end(),
+              [&](size_t a, size_t b) { return blocks.first_token(a) < blocks.first_token(b); });
+    return blocks;
+  }
+
+  const KvLayout& layout() const { return *heads_.blocks[0].layout; }
+  uint32_t heads() const { return heads_.heads; }
+  size_t count() const { return tokens_.size(); }
+  uint32_t tokens(size_t block) const { return tokens_[block]; }
+  uint32_t first_token(size_t block) const { return heads_.blocks[block].first_token; }
+  size_t all_tokens() const {
+    size_t all = 0;
+    for (const uint32_t tokens : tokens_) all += tokens;
+    return all;
+  }
+  /// The block that holds a token.
+  std::optional<size_t> holder_of(uint32_t token) const {
+    const auto behind =
+        std::upper_bound(order_.begin(), order_.end(), token,
+                         [&](uint32_t at, size_t block) { return at < first_token(block); });
+    if (behind == order_.begin()) return std::nullopt;
+    const size_t block = *(behind - 1);
+    if (token - first_token(block) >= tokens(block)) return std::nullopt;
+    return block;
+  }
+  bool is_framed(size_t block) const { return heads_.blocks[block].framed; }
+  bool is_left_out(size_t block) const { return left_out_[block]; }
+  bool skips() const { return heads_.unreadable == Unreadable::SKIP; }
+  void leave_out(size_t block) { left_out_[block] = true; }
+  void add_read(uint64_t bytes) { bytes_read_ += bytes; }
+  BlocksRead read() const {
+    BlocksRead all;
+    for (size_t i = 0; i < left_out_.size(); ++i) {
+      if (left_out_[i]) all.left_out.push_back(i);
+    }
+    all.bytes = bytes_read_ + reader_.bytes_read();
+    return all;
+  }
+
+  /// Frames have the heads of a token side by side.
+  bool together() const { return row_order(layout()) == RowOrder::TOKENS_FIRST; }
+  /// Where a head's rows of a part lie in a frame.
+  uint32_t outer_of(uint32_t part, uint32_t head) const {
+    const uint32_t rows = heads_.layer * layout().parts + part;
+    return together() ? rows : rows * layout().heads + heads_.first_head + head;
+  }
+  uint32_t channel_of(uint32_t part, uint32_t head) const {
+    return together() ? (heads_.first_head + head) * channels(layout(), part) : 0;
+  }
+  compression::ConstBytes frame(size_t block) const { return heads_.blocks[block].bytes; }
+  KvSpan span(size_t block, uint32_t head) const {
+    // Cannot fail: check_layout_of() refused the layouts for which it does.
+    return span_of(layout(), heads_.blocks[block].bytes.data(), tokens_[block], heads_.layer,
+                   heads_.first_head + head, first_token(block))
+        .value();
+  }
+  bool is_latent() const { return layout().parts == 1 && layout().value_channels != 0; }
+
+  /// Which rows of a token are wanted; those of one part are a span's keys.
+  enum class Want { KEYS, VALUES, BOTH };
+  /// Calls use(head, span) for all heads and visible tokens of a block; notes it if it cannot
+  /// be read and shall be left out.
+  template <class Use>
+  Result<void> for_rows(size_t block, Want want, const Visible& visible, const Use& use);
+
+ private:
+  explicit Blocks(const HeadsOfBlocks& heads)
+      : heads_(heads), left_out_(heads.blocks.size(), false) {}
+
+  /// Frames must be of the shape that the layout gives.
+  Result<void> check_frames() {
+    for (size_t i = 0; i < count(); ++i) {
+      if (!is_framed(i)) continue;
+      const auto wanted = compression::shape_of(layout(), heads_.blocks[i].value_bytes);
+      if (!wanted)
+        return Error{wanted.status(), fmt::format("block {}: {}", i, wanted.error().detail)};
+      const auto info = compression::frame_info(frame(i));
+      const bool fits = info && same(info->shape, *wanted);
+      if (fits) continue;
+      const Status status = info ? Status::DAMAGED : info.status();
+      if (skips() && is_unreadable(status)) {
+        leave_out(i);
+        continue;
+      }
+      return Error{status, info ? fmt::format("block {}: its frame does not fit its layout, {}", i,
+                                              to_text(layout()))
+                                : fmt::format("block {}: {}", i, info.error().detail)};
+    }
+    return {};
+  }
+
+  template <class Use>
+  Result<void> for_frame(size_t block, uint32_t first, uint32_t end, Want want,
+                         const Visible& visible, const Use& use);
+
+  HeadsOfBlocks heads_;
+  std::vector<uint32_t> tokens_;
+  std::vector<size_t> order_;  // of blocks, by first tokens
+  std::vector<bool> left_out_;
+  uint64_t bytes_read_ = 0;  // but for what reader_ reads
+  FrameReader reader_;
+};
+
+template <class Use>
+Result<void> Blocks::for_rows(size_t block, Want want, const Visible& visible, const Use& use) {
+  if (left_out_[block]) return {};
+  if (!is_framed(block)) {
+    for (uint32_t head = 0; head < heads(); ++head) {
+      KvSpan span = this->span(block, head);
+      if (want == Want::VALUES) span.keys = span.values;
+      const size_t row = span.keys.row_bytes() +
+                         (want == Want::BOTH && !is_latent() ? span.values.row_bytes() : 0);
+      for_visible(span.first_token, span.keys.tokens, visible,
+                  [&](uint32_t, uint32_t count) { add_read(count * row); });
+      if (auto good = use(head, span); !good) return good;
+    }
+    return {};
+  }
+  const uint32_t at_once = together() ? heads() : 1;
+  for (uint32_t first = 0; first < heads() && !left_out_[block]; first += at_once) {
+    if (auto good = for_frame(block, first, first + at_once, want, visible, use); !good)
+      return good;
+  }
+  return {};
+}
+
+/// For heads that lie in the same rows.
+template <class Use>
+Result<void> Blocks::for_frame(size_t block, uint32_t first, uint32_t end, Want want,
+                               const Visible& visible, const Use& use) {
+  const bool latent = is_latent();
+  const uint32_t value_part = layout().parts - 1u;
+  const auto use_heads = [&](uint32_t first_token, const Rows& keys,
+                             const Rows& values) -> Result<void> {
+    for (uint32_t head = first; head < end; ++head) {
+      const uint32_t part = want == Want::VALUES ? value_part : 0;
+      KvSpan span{first_token, keys, values};
+      span.keys = some_channels(keys, channel_of(part, head), channels(layout(), part));
+      if (latent && want == Want::VALUES) span.keys.channels = layout().value_channels;
+      if (want == Want::BOTH)
+        span.values = some_channels(values, channel_of(value_part, head), layout().value_channels);
+      if (auto good = use(head, span); !good) return good;
+    }
+    return {};
+  };
+  const FramedRows keys{frame(block), outer_of(want == Want::VALUES ? value_part : 0, first)};
+  Result<std::vector<size_t>> left_out = std::vector<size_t>();
+  if (want == Want::BOTH && !latent) {
+    const FramedKv framed{first_token(block), keys, {frame(block), outer_of(value_part, first)}};
+    left_out = reader_.for_keys_and_values(
+        {&framed, 1}, visible, heads_.unreadable, [&](std::span<const KvSpan> spans) {
+          Result<void> good;
+          for (size_t i = 0; i < spans.size() && good; ++i)
+            good = use_heads(spans[i].first_token, spans[i].keys, spans[i].values);
+          return good;
+        });
+  } else {
+    const FramedKeys framed{first_token(block), keys};
+    left_out = reader_.for_keys(
+        {&framed, 1}, visible, heads_.unreadable, [&](std::span<const KeySpan> spans) {
+          Result<void> good;
+          for (size_t i = 0; i < spans.size() && good; ++i)
+            good = use_heads(spans[i].first_token, spans[i].keys, spans[i].keys);
+          return good;
+        });
+  }
+  if (!left_out) return cannot_read(block, left_out.error());
+  if (!left_out->empty()) leave_out(block);
+  return {};
+}
+
+/// The queries of each head, for keys of the blocks.
+Result<std::vector<Queries>> queries_of(const Blocks& blocks, const HeadQueries& queries) {
+  const uint32_t channels = blocks.layout().key_channels;
+  const size_t each = size_t{queries.count} * channels;
+  if (queries.count > kMaxQueries || queries.values.size() != each * blocks.heads())
+    return refuse(fmt::format(
+        "{} numbers as queries: {} queries of {} channels for each of {} "
+        "heads have {}",
+        queries.values.size(), queries.count, channels, blocks.heads(), each * blocks.heads()));
+  std::vector<Queries> all;
+  for (uint32_t head = 0; head < blocks.heads(); ++head) {
+    auto some = Queries::of(queries.values.subspan(head * each, each), queries.count, channels,
+                            queries.scale, number_format(blocks.layout()));
+    if (!some) return some.error();
+    all.push_back(std::move(*some));
+  }
+  return all;
+}
+
+Result<void> check_size(const char* name, size_t given, size_t wanted) {
+  if (given == wanted) return {};
+  return refuse(fmt::format("{} has room for {} numbers, and not {}", name, given, wanted));
+}
+
+}  // namespace
+
+Result<BlocksRead> score(const HeadsOfBlocks& heads, const HeadQueries& queries,
+                         std::span<float> scores) {
+  auto blocks = Blocks::open(heads);
+  if (!blocks) return blocks.error();
+  const auto wanted = queries_of(*blocks, queries);
+  if (!wanted) return wanted.error();
+  const size_t all = blocks->all_tokens();
+  if (auto good = check_size("scores", scores.size(), all * queries.count * blocks->heads()); !good)
+    return good.error();
+  std::fill(scores.begin(), scores.end(), kNever);
+  std::vector<float> some;
+  size_t at = 0;  // of the block's first token
+  for (size_t b = 0; b < blocks->count(); at += blocks->tokens(b), ++b) {
+    const auto add = [&](uint32_t head, const KvSpan& span) -> Result<void> {
+      const KeySpan keys{span.first_token, span.keys};
+      some.resize(size_t{queries.count} * keys.keys.tokens);
+      if (auto good = score((*wanted)[head], {&keys, 1}, queries.visible, some); !good) return good;
+      const size_t first = at + span.first_token - blocks->first_token(b);
+      for (uint32_t q = 0; q < queries.count; ++q)
+        std::copy_n(&some[size_t{q} * keys.keys.tokens], keys.keys.tokens,
+                    &scores[(size_t{head} * queries.count + q) * all + first]);
+      return {};
+    };
+    if (auto good = blocks->for_rows(b, Blocks::Want::KEYS, queries.visible, add); !good)
+      return good.error();
+  }
+  return blocks->read();
+}
+
+// ---- the best ----
+
+namespace {
+
+/// The best keys of frames that are searched by their planes, of one head after the other.
+class PlaneBlocks {
+ public:
+  explicit PlaneBlocks(Blocks& blocks) : blocks_(blocks), whole_(blocks.count()) {}
+
+  bool searches(size_t block) const {
+    return blocks_.is_framed(block) && blocks_.tokens(block) >= kSearchedTokens;
+  }
+  Result<PlaneAnswer> search(uint32_t head, const Queries& queries, const Visible& visible,
+                             uint32_t k, double bytes_per_token);
+
+ private:
+  Result<PlaneKeys> keys_of(size_t block, uint32_t head);
+  Result<void> open(uint32_t head);
+
+  Blocks& blocks_;
+  std::vector<std::optional<PlaneKeys>> whole_;  // of all heads that lie side by side
+  std::vector<PlaneKeys> keys_;                  // of one head
+  std::vector<size_t> numbers_;                  // of their blocks
+};
+
+Result<PlaneKeys> PlaneBlocks::keys_of(size_t block, uint32_t head) {
+  const auto open = [&] {
+    return PlaneKeys::open(blocks_.frame(block), blocks_.outer_of(0, head),
+                           blocks_.first_token(block));
+  };
+  if (!blocks_.together()) return open();
+  if (!whole_[block]) {
+    auto whole = open();
+    if (!whole) return whole.error();
+    whole_[block] = std::move(*whole);
+  }
+  return whole_[block]->head(blocks_.channel_of(0, head), blocks_.layout().key_channels);
+}
+
+Result<void> PlaneBlocks::open(uint32_t head) {
+  keys_.clear();
+  numbers_.clear();
+  for (size_t b = 0; b < blocks_.count(); ++b) {
+    if (!searches(b) || blocks_.is_left_out(b)) continue;
+    auto keys = keys_of(b, head);
+    if (keys) {
+      keys_.push_back(std::move(*keys));
+      numbers_.push_back(b);
+    } else if (blocks_.skips() && is_unreadable(keys.status())) {
+      blocks_.leave_out(b);
+    } else {
+      return cannot_read(b, keys.error());
+    }
+  }
+  return {};
+}
+
+Result<PlaneAnswer> PlaneBlocks::search(uint32_t head, const Queries& queries,
+                                        const Visible& visible, uint32_t k,
+                                        double bytes_per_token) {
+  if (auto good = open(head); !good) return good.error();
+  for (;;) {
+    std::vector<const PlaneKeys*> keys;
+    for (const PlaneKeys& one : keys_) keys.push_back(&one);
+    uint32_t damaged = 0;
+    auto answer = bytes_per_token > 0
+                      ? approximate_top_k(queries, keys, visible, k, bytes_per_token, &damaged)
+                      : exact_top_k(queries, keys, visible, k, Reading::ONE_PASS, &damaged);
+    if (answer) blocks_.add_read(answer->bytes_read_together);
+    if (answer || !is_unreadable(answer.status())) return answer;
+    if (!blocks_.skips()) return cannot_read(numbers_[damaged], answer.error());
+    blocks_.leave_out(numbers_[damaged]);
+    keys_.erase(keys_.begin() + damaged);
+    numbers_.erase(numbers_.begin() + damaged);
+  }
+}
+
+Result<void> check_top_k(const Blocks& blocks, const HeadQueries& queries, uint32_t k,
+                         double bytes_per_token) {
+  if (!(bytes_per_token >= 0))
+    return refuse(
+        fmt::format("{} bytes for each token: give a number above 0, or 0 for an exact "
+                    "search",
+                    bytes_per_token));
+  if (uint64_t{queries.count} * blocks.heads() * k > TopK::kMaxHits)
+    return refuse(fmt::format("the {} best of {} queries of {} heads: {} in all are possible", k,
+                              queries.count, blocks.heads(), TopK::kMaxHits));
+  return {};
+}
+
+}  // namespace
+
+Result<BlockHits> top_k(const HeadsOfBlocks& heads, const HeadQueries& queries, uint32_t k,
+                        double bytes_per_token) {
+  auto blocks = Blocks::open(heads);
+  if (!blocks) return blocks.error();
+  if (auto good = check_top_k(*blocks, queries, k, bytes_per_token); !good) return good.error();
+  const auto wanted = queries_of(*blocks, queries);
+  if (!wanted) return wanted.error();
+  std::vector<TopK> best;
+  for (uint32_t head = 0; head < blocks->heads(); ++head) {
+    auto none = TopK::of(queries.count, k);
+    if (!none) return none.error();
+    best.push_back(std::move(*none));
+  }
+  PlaneBlocks planes(*blocks);
+  for (size_t b = 0; b < blocks->count(); ++b) {
+    if (planes.searches(b)) continue;
+    const auto add = [&](uint32_t head, const KvSpan& span) {
+      const KeySpan keys{span.first_token, span.keys};
+      return best[head].add((*wanted)[head], {&keys, 1}, queries.visible);
+    };
+    if (auto good = blocks->for_rows(b, Blocks::Want::KEYS, queries.visible, add); !good)
+      return good.error();
+  }
+  BlockHits answer;
+  for (uint32_t head = 0; head < blocks->heads(); ++head) {
+    const auto found = planes.search(head, (*wanted)[head], queries.visible, k, bytes_per_token);
+    if (!found) return found.error();
+    for (uint32_t q = 0; q < queries.count; ++q) {
+      best[head].add(q, found->hits[q]);
+      const std::span<const Hit> hits = best[head].hits(q);
+      answer.hits.emplace_back(hits.begin(), hits.end());
+    }
+  }
+  answer.read = blocks->read();
+  return answer;
+}
+
+// ---- attention, rows, pages ----
+
+Result<BlocksRead> attend(const HeadsOfBlocks& heads, const HeadQueries& queries,
+                          std::span<float> outputs, std::span<float> log_sum_exps) {
+  auto blocks = Blocks::open(heads);
+  if (!blocks) return blocks.error();
+  const uint32_t channels = blocks->layout().value_channels;
+  if (channels == 0) return refuse("blocks of keys only have nothing to attend to");
+  const auto wanted = queries_of(*blocks, queries);
+  if (!wanted) return wanted.error();
+  const size_t all = size_t{queries.count} * blocks->heads();
+  if (auto good = check_size("outputs", outputs.size(), all * channels); !good) return good.error();
+  if (auto good = check_size("log_sum_exps", log_sum_exps.size(), all); !good) return good.error();
+  std::vector<Attention> partials;
+  for (uint32_t head = 0; head < blocks->heads(); ++head) {
+    auto none = Attention::of(queries.count, channels);
+    if (!none) return none.error();
+    partials.push_back(std::move(*none));
+  }
+  for (size_t b = 0; b < blocks->count(); ++b) {
+    const auto add = [&](uint32_t head, const KvSpan& span) {
+      return partials[head].add((*wanted)[head], {&span, 1}, queries.visible);
+    };
+    if (auto good = blocks->for_rows(b, Blocks::Want::BOTH, queries.visible, add); !good)
+      return good.error();
+  }
+  for (size_t i = 0; i < all; ++i) {
+    const Attention& partial = partials[i / queries.count];
+    const auto query = static_cast<uint32_t>(i % queries.count);
+    const Status status = partial.output(query, outputs.subspan(i * channels, channels));
+    if (status != Status::OK) return status;
+    log_sum_exps[i] = partial.log_sum_exp(query);
+  }
+  return blocks->read();
+}
+
+Result<BlocksRead> gather(const HeadsOfBlocks& heads, uint32_t part,
+                          std::span<const uint32_t> tokens, std::span<std::byte> rows) {
+  auto blocks = Blocks::open(heads);
+  if (!blocks) return blocks.error();
+  const uint32_t channels = bowhead::channels(blocks->layout(), part);
+  if (part > 1 || channels == 0)
+    return refuse(fmt::format("part {} of blocks of {}: keys are 0, values 1", part,
+                              to_text(blocks->layout())));
+  const size_t row_bytes = size_t{channels} * element_bytes(number_format(blocks->layout()));
+  if (rows.size() != row_bytes * tokens.size() * blocks->heads())
+    return refuse(fmt::format("space of {} bytes for rows, and not {}", rows.size(),
+                              row_bytes * tokens.size() * blocks->heads()));
+  std::vector<std::vector<size_t>> by_block(blocks->count());  // which of the tokens
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const auto block = blocks->holder_of(tokens[i]);
+    if (!block) return refuse(fmt::format("no block has token {}", tokens[i]));
+    by_block[*block].push_back(i);
+  }
+  std::fill(rows.begin(), rows.end(), std::byte{0});
+  for (size_t b = 0; b < blocks->count(); ++b) {
+    if (by_block[b].empty()) continue;
+    const auto [least, most] =
+        std::minmax_element(by_block[b].begin(), by_block[b].end(),
+                            [&](size_t x, size_t y) { return tokens[x] < tokens[y]; });
+    const Visible wanted{tokens[*least], tokens[*most] + 1, 0};
+    const auto copy = [&](uint32_t head, const KvSpan& span) -> Result<void> {
+      for (const size_t i : by_block[b]) {
+        const uint32_t within = tokens[i] - span.first_token;
+        std::memcpy(&rows[(head * tokens.size() + i) * row_bytes], span.keys.row(within),
+                    row_bytes);
+      }
+      return {};
+    };
+    const auto want = part == 0 ? Blocks::Want::KEYS : Blocks::Want::VALUES;
+    if (auto good = blocks->for_rows(b, want, wanted, copy); !good) return good.error();
+  }
+  return blocks->read();
+}
+
+Result<uint64_t> pages_of(std::span<const StoredBlock> blocks, uint32_t page_tokens) {
+  if (page_tokens == 0) return refuse("pages of no token: give 1 or more");
+  uint64_t pages = 0;
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    const auto tokens = tokens_of(blocks[i]);
+    if (!tokens) return refuse(i, "its length fits no number of tokens");
+    pages += (*tokens + page_tokens - 1) / page_tokens;
+  }
+  return pages;
+}
+
+Result<BlocksRead> digest(const HeadsOfBlocks& heads, uint32_t page_tokens, std::span<float> least,
+                          std::span<float> largest) {
+  auto blocks = Blocks::open(heads);
+  if (!blocks) return blocks.error();
+  const auto pages = pages_of(heads.blocks, page_tokens);
+  if (!pages) return pages.error();
+  const size_t channels = blocks->layout().key_channels;
+  const size_t all = *pages * channels * blocks->heads();
+  if (auto good = check_size("least", least.size(), all); !good) return good.error();
+  if (auto good = check_size("largest", largest.size(), all); !good) return good.error();
+  for (const std::span<float> bounds : {least, largest})
+    std::fill(bounds.begin(), bounds.end(), std::numeric_limits<float>::quiet_NaN());
+  size_t page = 0;
+  for (size_t b = 0; b < blocks->count(); ++b) {
+    const auto note = [&](uint32_t head, const KvSpan& span) -> Result<void> {
+      const auto bounds = digest({span.first_token, span.keys}, page_tokens);
+      if (!bounds) return bounds.error();
+      const auto at = static_cast<ptrdiff_t>((head * *pages + page) * channels);
+      std::copy(bounds->least.begin(), bounds->least.end(), least.begin() + at);
+      std::copy(bounds->largest.begin(), bounds->largest.end(), largest.begin() + at);
+      return {};
+    };
+    if (auto good = blocks->for_rows(b, Blocks::Want::KEYS, {}, note); !good) return good.error();
+    page += (blocks->tokens(b) + page_tokens - 1) / page_tokens;
+  }
+  return blocks->read();
+}
+
+}  // namespace bowhead::ndp

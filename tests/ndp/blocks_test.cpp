@@ -1,0 +1,465 @@
+// SPDX-License-Identifier: Apache-2.0
+// Operations on stored blocks give what the same operations on their rows give, whatever the layout,
+// as values, as frames and mixed; damage is named, or left out.
+#include "ndp/blocks.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "base/random.h"
+#include "compression/frame.h"
+#include "compression/frame_parts.h"
+#include "ndp/numbers.h"
+#include "tests/support/tensors.h"
+
+namespace bowhead::test {
+namespace {
+
+using namespace ndp;  // NOLINT
+
+/// Blocks of a sequence, as rows and as they are stored.
+class Sequence {
+ public:
+  Sequence(const KvLayout& layout, uint64_t seed) : layout_(layout), random_(seed) {}
+
+  /// Appends a block; there may be a gap before it.
+  void add(uint32_t tokens, bool framed) {
+    next_ += static_cast<uint32_t>(random_.below(3));
+    const uint64_t bytes = payload_bytes(layout_, tokens);
+    const auto shape = compression::shape_of(layout_, bytes);
+    auto& value = *values_.emplace_back(std::make_unique<std::vector<uint8_t>>());
+    if (shape) {
+      value = make_tensor(*shape, compression::Content::NORMAL, random_.below(1000));
+    } else {  // K and V of unlike lengths
+      const compression::Shape any{number_format(layout_), 1, tokens, 8, {}};
+      const auto some = make_tensor(any, compression::Content::NORMAL, 1);
+      for (uint64_t i = 0; i < bytes; ++i) value.push_back(some[i % some.size()]);
+    }
+    StoredBlock block{&layout_, value, false, bytes, next_};
+    if (framed && shape) {
+      auto& frame = *values_.emplace_back(
+          std::make_unique<std::vector<uint8_t>>(compression::frame_bound(*shape)));
+      frame.resize(
+          compression::Encoder(compression::Profile::FAST).encode(*shape, value, frame).value());
+      block.bytes = frame;
+      block.framed = true;
+    }
+    raw_.push_back({value.data(), tokens, next_});
+    blocks_.push_back(block);
+    next_ += tokens;
+  }
+  uint32_t end() const { return next_; }
+  std::vector<StoredBlock>& blocks() { return blocks_; }
+  std::vector<KvSpan> spans(uint32_t layer, uint32_t head) const {
+    std::vector<KvSpan> spans;
+    for (const Raw& raw : raw_)
+      spans.push_back(span_of(layout_, raw.data, raw.tokens, layer, head, raw.first).value());
+    return spans;
+  }
+  std::vector<KeySpan> keys(uint32_t layer, uint32_t head) const {
+    std::vector<KeySpan> keys;
+    for (const KvSpan& span : spans(layer, head)) keys.push_back({span.first_token, span.keys});
+    return keys;
+  }
+  size_t tokens() const {
+    size_t all = 0;
+    for (const Raw& raw : raw_) all += raw.tokens;
+    return all;
+  }
+  /// For tests that change a frame.
+  uint8_t* bytes_of(size_t block) { return const_cast<uint8_t*>(blocks_[block].bytes.data()); }
+
+ private:
+  struct Raw {
+    const uint8_t* data;
+    uint32_t tokens, first;
+  };
+  KvLayout layout_;
+  Random random_;
+  uint32_t next_ = 0;
+  std::vector<std::unique_ptr<std::vector<uint8_t>>> values_;
+  std::vector<Raw> raw_;
+  std::vector<StoredBlock> blocks_;
+};
+
+std::vector<float> random_values(size_t count, uint64_t seed) {
+  Random random(seed);
+  std::vector<float> values;
+  for (size_t i = 0; i < count; ++i)
+    values.push_back((static_cast<float>(random.below(2001)) - 1000) / 512);
+  return values;
+}
+
+enum class Kind { PAIRS, KEYS_ONLY, LATENT, UNLIKE };
+struct Case {
+  KvLayout layout;
+  std::string text;
+};
+
+std::vector<Case> layouts() {
+  std::vector<Case> all;
+  for (const NumberFormat number : {NumberFormat::BF16, NumberFormat::FP16, NumberFormat::INT8}) {
+    for (const RowOrder order : {RowOrder::HEADS_FIRST, RowOrder::TOKENS_FIRST}) {
+      for (const Kind kind : {Kind::PAIRS, Kind::KEYS_ONLY, Kind::LATENT, Kind::UNLIKE}) {
+        KvLayout layout = pairs_layout(number, 2, 3, 64, order);
+        if (kind == Kind::KEYS_ONLY || kind == Kind::LATENT) layout.parts = 1;
+        if (kind == Kind::KEYS_ONLY) layout.value_channels = 0;
+        if (kind == Kind::LATENT || kind == Kind::UNLIKE) layout.value_channels = 40;
+        if (kind != Kind::UNLIKE && number == NumberFormat::BF16) {
+          layout.rotary = BH_ROTARY_HALVES;
+          layout.rotary_channels = 64;
+          layout.rotary_base_thousandths = 10'000'000;
+        }
+        if (kind == Kind::LATENT) layout.heads = 1;
+        EXPECT_TRUE(check_layout(layout));
+        all.push_back({layout, to_text(layout)});
+      }
+    }
+  }
+  return all;
+}
+
+class Blocks : public testing::TestWithParam<size_t> {
+ protected:
+  Blocks() : layout_(layouts()[GetParam()].layout), sequence_(layout_, GetParam()) {
+    for (const auto& [tokens, framed] :
+         {std::pair{16u, true}, {300u, true}, {70u, false}, {600u, true}, {1u, true}, {5u, false}})
+      sequence_.add(tokens, framed);
+    heads_.blocks = sequence_.blocks();
+    heads_.layer = 1;
+    heads_.heads = layout_.heads > 1 ? 2 : 1;
+    heads_.first_head = layout_.heads - heads_.heads;
+    values_ = random_values(size_t{heads_.heads} * kQueries * layout_.key_channels, GetParam());
+    queries_ = {values_, kQueries, 0.125f, {}};
+    visible_ = {Visible{}, Visible{100, 500, 7}, Visible{0, 0, 0}};
+  }
+  Queries queries(uint32_t head) const {
+    const size_t each = size_t{kQueries} * layout_.key_channels;
+    return Queries::of(std::span(values_).subspan(head * each, each), kQueries,
+                       layout_.key_channels, queries_.scale, number_format(layout_))
+        .value();
+  }
+  /// By token of the sequence and query.
+  double exact_score(uint32_t head, uint32_t query, uint32_t token) const {
+    for (const KeySpan& span : sequence_.keys(1, heads_.first_head + head)) {
+      if (token < span.first_token || token - span.first_token >= span.keys.tokens) continue;
+      const uint8_t* row = span.keys.row(token - span.first_token);
+      double sum = 0;
+      for (uint32_t c = 0; c < layout_.key_channels; ++c)
+        sum += static_cast<double>(
+                   values_[(size_t{head} * kQueries + query) * layout_.key_channels + c]) *
+               static_cast<double>(load_number(span.keys.number,
+                                               row + size_t{c} * element_bytes(span.keys.number)));
+      return sum * static_cast<double>(queries_.scale);
+    }
+    ADD_FAILURE() << "no token " << token;
+    return 0;
+  }
+
+  static constexpr uint32_t kQueries = 3;
+  KvLayout layout_;
+  Sequence sequence_;
+  HeadsOfBlocks heads_;
+  std::vector<float> values_;
+  HeadQueries queries_;
+  std::vector<Visible> visible_;
+};
+
+TEST_P(Blocks, ScoreAsTheirRowsDo) {
+  const size_t all = sequence_.tokens();
+  for (const Visible& visible : visible_) {
+    queries_.visible = visible;
+    std::vector<float> scores(heads_.heads * kQueries * all), wanted(kQueries * all);
+    const auto read = score(heads_, queries_, scores);
+    ASSERT_TRUE(read) << read.error().message();
+    EXPECT_TRUE(read->left_out.empty());
+    EXPECT_EQ(read->bytes > 0, visible.end > 0);
+    for (uint32_t head = 0; head < heads_.heads; ++head) {
+      ASSERT_TRUE(
+          score(queries(head), sequence_.keys(1, heads_.first_head + head), visible, wanted));
+      for (size_t i = 0; i < wanted.size(); ++i)
+        ASSERT_EQ(scores[head * wanted.size() + i], wanted[i]) << head << " " << i;
+    }
+  }
+}
+
+TEST_P(Blocks, HaveTheBestOfTheirRows) {
+  for (const Visible& visible : visible_) {
+    queries_.visible = visible;
+    const auto found = top_k(heads_, queries_, 10);
+    ASSERT_TRUE(found) << found.error().message();
+    ASSERT_EQ(found->hits.size(), size_t{heads_.heads} * kQueries);
+    for (uint32_t head = 0; head < heads_.heads; ++head) {
+      auto best = TopK::of(kQueries, 10).value();
+      ASSERT_TRUE(best.add(queries(head), sequence_.keys(1, heads_.first_head + head), visible));
+      for (uint32_t q = 0; q < kQueries; ++q) {
+        const auto& hits = found->hits[head * kQueries + q];
+        const auto wanted = best.hits(q);
+        ASSERT_EQ(hits.size(), wanted.size());
+        for (size_t i = 0; i < hits.size(); ++i) {
+          const double exact = exact_score(head, q, hits[i].token);
+          EXPECT_TRUE(visible.has(hits[i].token));
+          EXPECT_NEAR(static_cast<double>(hits[i].score), exact, 1e-3 + std::abs(exact) * 1e-3);
+          EXPECT_NEAR(static_cast<double>(hits[i].score), static_cast<double>(wanted[i].score),
+                      1e-3 + std::abs(exact) * 1e-3);
+        }
+      }
+    }
+    const auto near = top_k(heads_, queries_, 10, 1e6);
+    ASSERT_TRUE(near) << near.error().message();
+    for (size_t i = 0; i < found->hits.size(); ++i)
+      EXPECT_EQ(near->hits[i].size(), found->hits[i].size());
+  }
+}
+
+TEST_P(Blocks, AttendAsTheirRowsDo) {
+  const uint32_t channels = layout_.value_channels;
+  std::vector<float> outputs(size_t{heads_.heads} * kQueries * channels);
+  std::vector<float> sums(size_t{heads_.heads} * kQueries);
+  if (channels == 0) {
+    EXPECT_EQ(attend(heads_, queries_, outputs, sums).status(), Status::INVALID_ARGUMENT);
+    return;
+  }
+  for (const Visible& visible : visible_) {
+    queries_.visible = visible;
+    const auto read = attend(heads_, queries_, outputs, sums);
+    ASSERT_TRUE(read) << read.error().message();
+    for (uint32_t head = 0; head < heads_.heads; ++head) {
+      auto partial = Attention::of(kQueries, channels).value();
+      ASSERT_TRUE(
+          partial.add(queries(head), sequence_.spans(1, heads_.first_head + head), visible));
+      std::vector<float> wanted(channels);
+      for (uint32_t q = 0; q < kQueries; ++q) {
+        ASSERT_EQ(partial.output(q, wanted), Status::OK);
+        const size_t at = head * kQueries + q;
+        for (uint32_t c = 0; c < channels; ++c)
+          EXPECT_NEAR(outputs[at * channels + c], wanted[c], 1e-2f + std::abs(wanted[c]) * 1e-2f);
+        const float sum = partial.log_sum_exp(q);
+        if (std::isinf(sum))
+          EXPECT_EQ(sums[at], sum);
+        else
+          EXPECT_NEAR(sums[at], sum, 1e-2f);
+      }
+    }
+  }
+}
+
+TEST_P(Blocks, GiveTheirRows) {
+  for (uint32_t part = 0; part < 2; ++part) {
+    const uint32_t channels = bowhead::channels(layout_, part);
+    const size_t row_bytes = size_t{channels} * element_bytes(number_format(layout_));
+    Random random(GetParam());
+    std::vector<uint32_t> tokens;
+    for (const StoredBlock& block : sequence_.blocks()) {
+      for (int i = 0; i < 3; ++i)
+        tokens.push_back(block.first_token +
+                         static_cast<uint32_t>(random.below(tokens_of(block).value())));
+    }
+    std::reverse(tokens.begin(), tokens.end());
+    std::vector<std::byte> rows(heads_.heads * tokens.size() * row_bytes), wanted;
+    const auto read = gather(heads_, part, tokens, rows);
+    ASSERT_EQ(static_cast<bool>(read), channels != 0) << read.error().message();
+    if (!read) continue;
+    wanted.resize(tokens.size() * row_bytes);
+    for (uint32_t head = 0; head < heads_.heads; ++head) {
+      auto spans = sequence_.keys(1, heads_.first_head + head);
+      const auto both = sequence_.spans(1, heads_.first_head + head);
+      for (size_t i = 0; part == 1 && i < spans.size(); ++i) spans[i].keys = both[i].values;
+      ASSERT_TRUE(gather(spans, tokens, wanted));
+      EXPECT_EQ(std::memcmp(&rows[head * wanted.size()], wanted.data(), wanted.size()), 0);
+    }
+    tokens.push_back(sequence_.end());
+    rows.resize(heads_.heads * tokens.size() * row_bytes);
+    EXPECT_EQ(gather(heads_, part, tokens, rows).status(), Status::INVALID_ARGUMENT);
+  }
+}
+
+TEST_P(Blocks, HaveTheBoundsOfTheirPages) {
+  const auto pages = static_cast<size_t>(pages_of(sequence_.blocks(), 32).value());
+  const size_t channels = layout_.key_channels;
+  std::vector<float> least(heads_.heads * pages * channels), largest(least.size());
+  const auto read = digest(heads_, 32, least, largest);
+  ASSERT_TRUE(read) << read.error().message();
+  for (uint32_t head = 0; head < heads_.heads; ++head) {
+    size_t at = head * pages * channels;
+    for (const KeySpan& span : sequence_.keys(1, heads_.first_head + head)) {
+      const auto wanted = digest(span, 32).value();
+      for (size_t i = 0; i < wanted.least.size(); ++i, ++at) {
+        ASSERT_EQ(least[at], wanted.least[i]);
+        ASSERT_EQ(largest[at], wanted.largest[i]);
+      }
+    }
+    EXPECT_EQ(at, (head + 1) * pages * channels);
+  }
+}
+
+/// Damage in the header of a frame: the block is named, or left out of every operation.
+TEST_P(Blocks, NameWhatCannotBeRead) {
+  if (!sequence_.blocks()[3].framed) return;  // no frames of this layout
+  sequence_.bytes_of(3)[sizeof(bh_frame_header) - 1] ^= 1;
+  const size_t all = sequence_.tokens(), heads = heads_.heads;
+  std::vector<float> scores(heads * kQueries * all), sums(heads * kQueries);
+  std::vector<float> outputs(heads * kQueries * layout_.value_channels);
+  const std::vector<uint32_t> tokens = {sequence_.blocks()[3].first_token,
+                                        sequence_.blocks()[0].first_token};
+  std::vector<std::byte> rows(heads * 2 * row_bytes(layout_, 0));
+  const auto pages = static_cast<size_t>(pages_of(sequence_.blocks(), 32).value());
+  std::vector<float> least(heads * pages * layout_.key_channels), largest(least.size());
+  const auto each = [&](const auto& check) {
+    check(score(heads_, queries_, scores));
+    const auto found = top_k(heads_, queries_, 3);
+    check(found ? Result<BlocksRead>(found->read) : Result<BlocksRead>(found.error()));
+    if (!outputs.empty()) check(attend(heads_, queries_, outputs, sums));
+    check(gather(heads_, 0, tokens, rows));
+    check(digest(heads_, 32, least, largest));
+  };
+  each([](const Result<BlocksRead>& read) {
+    ASSERT_EQ(read.status(), Status::DAMAGED);
+    EXPECT_NE(read.error().message().find("block 3"), std::string::npos);
+  });
+  heads_.unreadable = Unreadable::SKIP;
+  each([](const Result<BlocksRead>& read) {
+    ASSERT_TRUE(read) << read.error().message();
+    EXPECT_EQ(read->left_out, std::vector<size_t>{3});
+  });
+  EXPECT_TRUE(std::isnan(least[(pages - 1 - 2) * layout_.key_channels]));
+  for (size_t i = 0; i < row_bytes(layout_, 0); ++i) EXPECT_EQ(rows[i], std::byte{0});
+}
+
+std::string name_of(const testing::TestParamInfo<size_t>& info) {
+  std::string name = std::to_string(info.param) + "_" + layouts()[info.param].text;
+  std::replace_if(
+      name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) == 0; }, '_');
+  return name;
+}
+INSTANTIATE_TEST_SUITE_P(Layouts, Blocks, testing::Range(size_t{0}, size_t{24}), name_of);
+
+/// Any byte of a frame: an operation gives what the rows give, or says DAMAGED.
+TEST(DamagedBlocks, GiveNoWrongRows) {
+  const KvLayout layout = pairs_layout(NumberFormat::BF16, 1, 3, 64, RowOrder::TOKENS_FIRST);
+  Sequence sequence(layout, 1);
+  sequence.add(300, true);
+  const size_t bytes = sequence.blocks()[0].bytes.size();
+  std::vector<uint32_t> tokens(300);
+  std::iota(tokens.begin(), tokens.end(), 0u);
+  const auto values = random_values(64, 1);
+  const HeadsOfBlocks heads{sequence.blocks(), 0, 1, 1};
+  const uint32_t first = sequence.blocks()[0].first_token;
+  for (uint32_t& token : tokens) token += first;
+  std::vector<std::byte> rows(300 * 128), wanted(rows.size());
+  ASSERT_TRUE(gather(sequence.keys(0, 1), tokens, wanted));
+  Random random(1);
+  int damaged = 0;
+  for (int i = 0; i < 300; ++i) {
+    uint8_t* at = sequence.bytes_of(0) + random.below(bytes);
+    const auto bit = static_cast<uint8_t>(1u << random.below(8));
+    *at ^= bit;
+    const auto read = gather(heads, 0, tokens, rows);
+    if (read)
+      ASSERT_EQ(rows, wanted);
+    else
+      ASSERT_EQ(read.status(), Status::DAMAGED) << read.error().message();
+    damaged += read ? 0 : 1;
+    *at ^= bit;
+  }
+  EXPECT_GT(damaged, 100);
+  EXPECT_LT(damaged, 250);  // the values' part is not read
+}
+
+TEST(WrongBlocks, AreRefusedAndNamed) {
+  const KvLayout layout = pairs_layout(NumberFormat::BF16, 1, 2, 16);
+  const KvLayout other = pairs_layout(NumberFormat::BF16, 1, 4, 16);
+  Sequence sequence(layout, 1), others(other, 1), text(kOpaqueLayout, 1);
+  sequence.add(40, true);
+  sequence.add(40, false);
+  others.add(40, true);
+  const std::vector<StoredBlock> good = sequence.blocks();
+  const auto values = random_values(32, 1);
+  KvLayout scaled = layout;
+  scaled.scales = BH_SCALES_PER_TOKEN;
+  scaled.scale_format = BH_NUMBER_FP32;
+  KvLayout wide = layout;
+  wide.number_format = BH_NUMBER_FP32;
+
+  struct Wrong {
+    std::vector<StoredBlock> blocks;
+    HeadsOfBlocks heads;
+    HeadQueries queries;
+    Status status;
+    const char* says;
+  };
+  const HeadQueries ask{std::span(values).first(16), 1, 1, {}};
+  const auto with = [&](auto change) {
+    auto blocks = good;
+    change(blocks);
+    return blocks;
+  };
+  const auto queries = [&](auto change) {
+    HeadQueries changed = ask;
+    change(changed);
+    return changed;
+  };
+  const auto kBad = Status::INVALID_ARGUMENT;
+  const Wrong wrongs[] = {
+      {{}, {}, ask, kBad, "no blocks"},
+      {good, {{}, 1, 0, 1}, ask, kBad, "layer 1"},
+      {good, {{}, 0, 2, 1}, ask, kBad, "1 heads from 2 on of blocks that have 2"},
+      {good, {{}, 0, 0xFFFFFFFF, 2}, ask, kBad, "heads"},
+      {good, {{}, 0, 0, 0}, ask, kBad, "0 heads"},
+      {good, {{}, 0, 0, 2}, ask, kBad, "16 numbers as queries"},
+      {good, {}, queries([](HeadQueries& q) { q.scale = 0; }), kBad, "scale"},
+      {good, {}, queries([](HeadQueries& q) { q.count = 0; }), kBad, "queries"},
+      {with([&](auto& b) { b[1] = others.blocks()[0]; }), {}, ask, kBad, "block 1"},
+      {with([&](auto& b) { b[1].first_token = 1; }), {}, ask, kBad, "both hold token"},
+      {with([&](auto& b) { b[1].first_token = 0xFFFFFFF0; }), {}, ask, kBad, "32 bits"},
+      {with([&](auto& b) { b[1].value_bytes -= 1; }), {}, ask, kBad, "block 1"},
+      {with([&](auto& b) { b[1].bytes = b[1].bytes.first(9); }), {}, ask, kBad, "block 1"},
+      {with([&](auto& b) { b[0].value_bytes /= 2; }), {}, ask, Status::DAMAGED, "block 0"},
+      {with([&](auto& b) { b.resize(1), b[0].layout = &kOpaqueLayout; }),
+       {},
+       ask,
+       Status::NOT_SUPPORTED,
+       "opaque"},
+      {with([&](auto& b) { b.resize(1), b[0].layout = &scaled; }),
+       {},
+       ask,
+       Status::NOT_SUPPORTED,
+       "scales"},
+      {with([&](auto& b) { b.resize(1), b[0].layout = &wide; }),
+       {},
+       ask,
+       Status::NOT_SUPPORTED,
+       "fp32"},
+  };
+  for (const Wrong& wrong : wrongs) {
+    HeadsOfBlocks heads = wrong.heads;
+    heads.blocks = wrong.blocks;
+    const auto found = top_k(heads, wrong.queries, 1);
+    ASSERT_EQ(found.status(), wrong.status) << wrong.says << ": " << found.error().message();
+    EXPECT_NE(found.error().message().find(wrong.says), std::string::npos)
+        << found.error().message();
+  }
+  HeadsOfBlocks heads;
+  heads.blocks = good;
+  EXPECT_TRUE(top_k(heads, ask, 1));
+  EXPECT_EQ(top_k(heads, ask, 0).status(), kBad);
+  EXPECT_EQ(top_k(heads, ask, TopK::kMaxK + 1).status(), kBad);
+  EXPECT_EQ(top_k(heads, ask, 1, -1).status(), kBad);
+  EXPECT_EQ(top_k(heads, ask, 1, std::nan("")).status(), kBad);
+  std::vector<float> few(7);
+  EXPECT_EQ(score(heads, ask, few).status(), kBad);
+  EXPECT_EQ(attend(heads, ask, few, few).status(), kBad);
+  EXPECT_EQ(digest(heads, 0, few, few).status(), kBad);
+  EXPECT_EQ(digest(heads, 8, few, few).status(), kBad);
+  EXPECT_EQ(gather(heads, 2, {}, {}).status(), kBad);
+}
+
+}  // namespace
+}  // namespace bowhead::test
