@@ -134,6 +134,16 @@ struct Bounded {
 /// BH_INVALID_ARGUMENT, with the structure's name and the member's, if one is beyond.
 bh_status check_bounds(const char* of, std::initializer_list<Bounded> members);
 
+/// As far as the pool needs it to end or check it.
+inline Lease open_lease(const bh_lease& lease) {
+  Lease open;
+  open.data = static_cast<const std::byte*>(lease.data);
+  open.stored_bytes = lease.stored_bytes;
+  open.offset = lease.offset;
+  open.token = lease.internal;
+  return open;
+}
+
 /// What is stored with a value.
 struct PutOptions {
   std::string_view user_metadata;

@@ -280,14 +280,19 @@ bh_status bh_acquire_prefix(bh_pool* pool, bh_namespace_id ns, const bh_key* key
   });
 }
 
+bh_status bh_check_lease(bh_pool* pool, const bh_lease* lease) {
+  return guarded(__func__, [&]() -> bh_status {
+    if (pool == nullptr) return null_argument("pool");
+    if (const bh_status bad = check_struct(lease, "lease"); bad != BH_OK) return bad;
+    return finish(*pool, pool->pool.check_lease(open_lease(*lease)));
+  });
+}
+
 bh_status bh_release(bh_pool* pool, bh_lease* lease) {
   return guarded(__func__, [&]() -> bh_status {
     if (pool == nullptr) return null_argument("pool");
     if (const bh_status bad = check_struct(lease, "lease"); bad != BH_OK) return bad;
-    bowhead::Lease open;
-    open.data = static_cast<const std::byte*>(lease->data);
-    open.offset = lease->offset;
-    open.token = lease->internal;
+    bowhead::Lease open = open_lease(*lease);
     const Status status = pool->pool.release(open);
     lease->internal = open.token;
     return finish(*pool, status);

@@ -199,6 +199,11 @@ Status Pool::copy_leased(const Lease& lease, Span to) {
   return impl_->run([&] { return impl_->core().reading.copy_leased(lease, to); });
 }
 
+Status Pool::check_lease(const Lease& lease) {
+  if (const auto why = impl_->barred()) return why->status;
+  return impl_->run([&] { return impl_->core().reading.check_lease(lease); });
+}
+
 Status Pool::release(Lease& lease) {
   if (const auto why = impl_->barred()) return why->status;
   return impl_->run([&] { return impl_->core().reading.release(lease); });

@@ -271,6 +271,10 @@ class Pool {
   /// BUFFER_TOO_SMALL, CLOSED (the lease was ended, or is of another handle), FORKED.
   Status copy_leased(const Lease& lease, Span to);
 
+  /// Whether everything read through a lease so far was the block's: what release() would return
+  /// now, but the lease goes on. OK also means that it has not been revoked.
+  Status check_lease(const Lease& lease);
+
   /// Ends a lease. OK: everything read through it was the block's (also after its time was over, if
   /// no process needed the block, or a place in the lease table, yet). LAPSED: it was revoked, the
   /// host was fenced, memory of the block failed, or the block was removed, evicted or moved: its

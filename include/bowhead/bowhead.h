@@ -789,6 +789,13 @@ bh_status bh_acquire(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t ttl
 bh_status bh_acquire_stored(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t ttl_ms,
                             bh_lease* out);
 
+/** Reports whether all that was read through a lease so far was the block's; the lease goes on.
+ * @param pool the pool
+ * @param lease the lease
+ * @retval BH_LAPSED it is not known to be: as for bh_release(). The lease is still to be released
+ * @retval BH_HOST_FENCED, BH_CLOSED as for bh_release() */
+bh_status bh_check_lease(bh_pool* pool, const bh_lease* lease);
+
 /** Ends a lease and reports whether the block is known to have been intact for the whole lease.
  * @param pool the pool
  * @param lease the lease

@@ -71,6 +71,8 @@ class Reading {
   Result<Lease> acquire(const Key& key, uint64_t ttl_ms, LeaseOf of = LeaseOf::PLAIN);
   /// Copies the bytes that a lease covers, and compares the checksum if there is one.
   Status copy_leased(const Lease& lease, Span to);
+  /// Whether release() would return OK now, for what was read before the call.
+  Status check_lease(const Lease& lease);
   Status release(Lease& lease);
   void touch_slots(std::span<const uint64_t> slots);
   void used_now(uint64_t slot) { used(slot, c_.access.recency_ns()); }
@@ -89,6 +91,8 @@ class Reading {
     else
       touch_elsewhere(slot);
   }
+  Status status_of(const Lease& lease, const typename Leases<A>::Held& held) const;
+  bool proves(const Lease& lease, const typename Leases<A>::Held& held);
   static constexpr uint32_t kBlocksAhead = 1;    ///< of a batch, whose copies are prepared
   static constexpr uint64_t kBytesAhead = 1024;  ///< of each; the hardware reads on from there
   void expect(const Located& block) const;
@@ -320,24 +324,51 @@ Status Reading<A>::copy_leased(const Lease& lease, Span to) {
   return copied() ? Status::OK : Status::DAMAGED;
 }
 
+/// Whether a lease that is held, and not revoked, proves that its bytes were the block's so far.
 template <class A>
-Status Reading<A>::release(Lease& lease) {
-  // Handles of other pools give the same tokens, but map other addresses.
-  if (lease.token == 0 || lease.data != c_.access.payload(lease.offset)) return Status::CLOSED;
-  const auto held = leases_.held(lease.token);
-  if (held.state != Leases<A>::State::HELD) {
-    lease.token = 0;
-    return held.state == Leases<A>::State::LAPSED ? Status::LAPSED : Status::CLOSED;
-  }
+bool Reading<A>::proves(const Lease& lease, const typename Leases<A>::Held& held) {
   const uint64_t slot = c_.layout.slot_of(held.block_offset);
-  const bool own = c_.alone() || extents_.holds(c_.layout.extent_of_slot(slot));
   // If holder and owner are zombies, the owner's old header may come back: the stamp is no proof.
-  if (!own) c_.access.invalidate(c_.layout.header(slot), BH_LINE_BYTES);
+  if (!c_.alone() && !extents_.holds(c_.layout.extent_of_slot(slot)))
+    c_.access.invalidate(c_.layout.header(slot), BH_LINE_BYTES);
   const bool declared_dead = !c_.alone() && hosts_.decided({c_.host, c_.incarnation});
   const bool same = c_.access.load(c_.layout.header(slot)) == held.stamp;
   const bool lost = c_.access.payload_lost(lease.offset, lease.stored_bytes);
-  const bool valid = leases_.end(lease.token) && same && !declared_dead && !lost && !c_.ended();
+  return same && !declared_dead && !lost && !c_.ended();
+}
+
+/// CLOSED or LAPSED if it is not held.
+template <class A>
+Status Reading<A>::status_of(const Lease& lease, const typename Leases<A>::Held& held) const {
+  // Handles of other pools give the same tokens, but map other addresses.
+  if (lease.token == 0 || lease.data != c_.access.payload(lease.offset)) return Status::CLOSED;
+  if (held.state == Leases<A>::State::HELD) return Status::OK;
+  return held.state == Leases<A>::State::LAPSED ? Status::LAPSED : Status::CLOSED;
+}
+
+/// A lease that is active here was so at every read before the fence: no process reused the block
+/// (L2), which the caller's reads saw as it was.
+template <class A>
+Status Reading<A>::check_lease(const Lease& lease) {
+  c_.access.fence();
+  const auto held = leases_.held(lease.token);
+  if (const Status status = status_of(lease, held); status != Status::OK) return status;
+  const bool proven = proves(lease, held);
+  return proven && leases_.held(lease.token).active ? Status::OK : Status::LAPSED;
+}
+
+template <class A>
+Status Reading<A>::release(Lease& lease) {
+  const auto held = leases_.held(lease.token);
+  if (const Status status = status_of(lease, held); status != Status::OK) {
+    if (lease.data == c_.access.payload(lease.offset)) lease.token = 0;
+    return status;
+  }
+  const bool proven = proves(lease, held);
+  const bool valid = leases_.end(lease.token) && proven;
   lease.token = 0;
+  const uint64_t slot = c_.layout.slot_of(held.block_offset);
+  const bool own = c_.alone() || extents_.holds(c_.layout.extent_of_slot(slot));
   // A process that retired the block meanwhile could not free it because of this lease.
   if (own && allocator_.word(slot).state == BH_BLOCK_RETIRED) retirement_.reclaim({&slot, 1});
   return valid ? Status::OK : Status::LAPSED;

@@ -333,6 +333,16 @@ void misuse_lease(Scene& s) {
   EXPECT_STATUS(bh_release(s.pool, &copy), BH_CLOSED);
 }
 
+void misuse_check_lease(Scene& s) {
+  auto none = sized<bh_lease>(), other = s.own->misused_lease;
+  other.data = &other;
+  EXPECT_INVALID(bh_check_lease(nullptr, &s.own->misused_lease));
+  misuse_struct<bh_lease>(s, [&](auto* lease) { return bh_check_lease(s.pool, lease); });
+  EXPECT_STATUS(bh_check_lease(s.pool, &none), BH_CLOSED);
+  EXPECT_STATUS(bh_check_lease(s.pool, &other), BH_CLOSED);
+  EXPECT_STATUS(bh_check_lease(s.pool, &s.own->misused_lease), BH_OK);
+}
+
 void misuse_reserve(Scene& s) {
   auto out = sized<bh_reservation>();
   const auto reserve = [&](bh_pool* pool, bh_namespace_id ns, bh_key key) {
@@ -1081,6 +1091,8 @@ const Function kFunctions[] = {
     {"bh_acquire_stored",
      [](Scene& s) { return bh_acquire_stored(s.pool, s.ns, s.key(), 60'000, &s.own->lease); },
      stores(BH_OK, BH_LIMIT_REACHED), [](Scene& s) { misuse_acquire(s, bh_acquire_stored); }},
+    {"bh_check_lease", [](Scene& s) { return bh_check_lease(s.pool, &s.own->lease); },
+     stores(BH_OK, BH_OK, BH_OK, BH_LAPSED), misuse_check_lease},
     {"bh_release", [](Scene& s) { return bh_release(s.pool, &s.own->lease); },
      stores(BH_OK, BH_OK, BH_OK, BH_LAPSED), misuse_lease},
     {"bh_remove", [](Scene& s) { return bh_remove(s.pool, s.ns, s.key()); }, stores(BH_BUSY),

@@ -55,6 +55,7 @@ std::map<std::string, Status> all_operations(Pool& pool, NamespaceId ns, Reserva
           {"commit", pool.commit(reservation)},
           {"abort", pool.abort(other)},
           {"acquire", pool.acquire(ns, "k0", 1000).status()},
+          {"check_lease", pool.check_lease(lease)},
           {"release", pool.release(lease)},
           {"remove", pool.remove(ns, "k0")},
           {"list", pool.list([](const BlockInfo&) { return true; })},

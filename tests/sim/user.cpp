@@ -723,12 +723,23 @@ void User::read_in_place() {
   stage_.world.begin_operation(Operation::READ, leased.key);
   std::vector<std::byte> bytes =
       access_->read_bytes(leased.lease.offset, leased.lease.length_bytes);
-  // Whether they are right counts only if the release reports OK.
+  // Whether they are right counts only if a check, or the release, reports OK.
   if (leased.bytes.empty() || leased.bytes == bytes)
     leased.bytes = std::move(bytes);
   else
     leased.bytes.assign(1, std::byte{0});
-  stage_.world.end_operation(0);
+  const bool checks = below(2) == 0;
+  const Status status = checks ? core_->reading.check_lease(leased.lease) : Status::LAPSED;
+  stage_.world.end_operation(static_cast<uint64_t>(status));
+  expect("check_lease", status, {Status::LAPSED});
+  if (status == Status::OK) judge_leased("read in place, and checked as valid", leased);
+}
+
+void User::judge_leased(const char* how, const Leased& leased) {
+  if (leased.bytes.empty() || stage_.world.cloned()) return;
+  judge(how, leased.key,
+        Model::Seen::whole(std::vector(leased.bytes), leased.bytes.size(), BH_CODEC_RAW,
+                           /*begun_ns=*/0));
 }
 
 void User::release() {
@@ -743,10 +754,7 @@ void User::release() {
   stage_.world.end_operation(static_cast<uint64_t>(status));
   expect("release", status, {Status::LAPSED});
   ++(status == Status::OK ? stage_.counts.leases_valid : stage_.counts.leases_lapsed);
-  if (status != Status::OK || leased.bytes.empty() || stage_.world.cloned()) return;
-  const uint64_t length = leased.bytes.size();
-  judge("read in place, and released as valid", leased.key,
-        Model::Seen::whole(std::move(leased.bytes), length, BH_CODEC_RAW, /*begun_ns=*/0));
+  if (status == Status::OK) judge_leased("read in place, and released as valid", leased);
 }
 
 // ---- reservations ----

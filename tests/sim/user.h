@@ -140,6 +140,7 @@ class User final : public Process {
   void lease();
   void read_in_place();
   void release();
+  void judge_leased(const char* how, const Leased& leased);
   void reserve();
   void finish_reservation();
   void do_phase(Phase phase);

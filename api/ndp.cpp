@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+// The C ABI of computations on leased blocks.
+#include "ndp/blocks.h"
+
+#include <cmath>
+#include <optional>
+#include <vector>
+
+#include "api/support.h"
+
+#pragma GCC visibility push(default)
+#include <bowhead/bowhead_ndp.h>
+#pragma GCC visibility pop
+
+using namespace bowhead::api;  // NOLINT: the functions of the ABI are in no namespace
+using bowhead::Error;
+using bowhead::Result;
+using bowhead::Status;
+namespace ndp = bowhead::ndp;
+
+namespace {
+
+Status check_lease(bh_pool& pool, const bh_lease& lease) {
+  return pool.pool.check_lease(open_lease(lease));
+}
+
+/// A request whose pointers and sizes are sound, and whose leases hold.
+class Request {
+ public:
+  bh_status open(bh_pool* pool, const bh_ndp_request* request);
+  /// Calls operation(heads) and, if the leases lasted, tells what it read.
+  template <class Operation>
+  bh_status run(bh_ndp_report* report, const Operation& operation);
+
+  /// For operations with queries.
+  bh_status set_queries();
+  const ndp::HeadQueries& queries() const { return queries_; }
+  const bowhead::KvLayout& layout() const { return *blocks_[0].layout; }
+  size_t query_count() const { return size_t{given_.query_count} * given_.head_count; }
+  size_t head_count() const { return given_.head_count; }
+  std::span<const ndp::StoredBlock> blocks() const { return blocks_; }
+
+ private:
+  const bh_lease& lease(size_t i) const {
+    return *reinterpret_cast<const bh_lease*>(reinterpret_cast<const char*>(given_.leases) +
+                                              i * given_.leases->struct_bytes);
+  }
+  bh_status add_blocks();
+  bh_status check_leases();
+
+  bh_pool* pool_ = nullptr;
+  bh_ndp_request given_{};
+  std::vector<ndp::StoredBlock> blocks_;
+  ndp::HeadQueries queries_;
+};
+
+bh_status Request::open(bh_pool* pool, const bh_ndp_request* request) {
+  if (pool == nullptr) return null_argument("pool");
+  if (const bh_status bad = read_struct(request, "request", given_); bad != BH_OK) return bad;
+  if (const bh_status bad = check_reserved("request", given_.reserved); bad != BH_OK) return bad;
+  if (pool->forks_at_open != forks()) return finish(Status::FORKED);
+  pool_ = pool;
+  if (given_.leases == nullptr) return null_argument("request->leases");
+  if (given_.lease_count == 0 || !countable<bh_lease>(given_.lease_count))
+    return bad_count("request->lease_count", given_.lease_count);
+  if (const bh_status bad = check_struct(given_.leases, "request->leases"); bad != BH_OK)
+    return bad;
+  if (given_.states != nullptr) std::fill_n(given_.states, given_.lease_count, BH_NDP_READ);
+  if (const bh_status bad = check_leases(); bad != BH_OK) return bad;
+  return add_blocks();
+}
+
+/// All are looked at, so that the states name each that has lapsed.
+bh_status Request::check_leases() {
+  std::optional<size_t> first;
+  Status status = Status::OK;
+  for (size_t i = 0; i < given_.lease_count; ++i) {
+    const Status of = check_lease(*pool_, lease(i));
+    if (of == Status::OK) continue;
+    if (of != Status::LAPSED || !first) {
+      first = i;
+      status = of;
+    }
+    if (of != Status::LAPSED) break;
+    if (given_.states != nullptr) given_.states[i] = BH_NDP_LAPSED;
+  }
+  if (!first) return BH_OK;
+  if (status != Status::LAPSED && status != Status::CLOSED) return finish(*pool_, status);
+  return fail(static_cast<bh_status>(status), "{}: lease {}: {}", current_function, *first,
+              status_text(status));
+}
+
+bh_status Request::add_blocks() {
+  uint64_t next = 0;
+  for (size_t i = 0; i < given_.lease_count; ++i) {
+    const bh_lease& lease = this->lease(i);
+    if (lease.codec > BH_CODEC_FRAME || lease.layout == nullptr)
+      return fail(BH_INVALID_ARGUMENT, "{}: lease {} was changed: its codec is {}, its layout {}",
+                  current_function, i, lease.codec, static_cast<const void*>(lease.layout));
+    ndp::StoredBlock block{lease.layout,
+                           {static_cast<const uint8_t*>(lease.data), lease.stored_bytes},
+                           lease.codec == BH_CODEC_FRAME,
+                           lease.length_bytes,
+                           0};
+    const uint64_t at = given_.first_tokens == nullptr ? next : given_.first_tokens[i];
+    next = at + tokens_of(block).value_or(0);
+    if (at > UINT32_MAX)
+      return fail(BH_INVALID_ARGUMENT, "{}: block {} begins at token {}: positions have 32 bits",
+                  current_function, i, at);
+    block.first_token = static_cast<uint32_t>(at);
+    blocks_.push_back(block);
+  }
+  return BH_OK;
+}
+
+bh_status Request::set_queries() {
+  if (given_.queries == nullptr) return null_argument("request->queries");
+  const uint32_t channels = layout().key_channels;
+  if (given_.query_count == 0 || given_.query_count > ndp::kMaxQueries)
+    return fail(BH_INVALID_ARGUMENT, "{}: request->query_count is {}: 1 to {} are possible",
+                current_function, given_.query_count, ndp::kMaxQueries);
+  if (given_.head_count > layout().heads)
+    return fail(BH_INVALID_ARGUMENT, "{}: request->head_count is {}, and the blocks have {} heads",
+                current_function, given_.head_count, layout().heads);
+  queries_.values = {given_.queries, query_count() * channels};
+  queries_.count = given_.query_count;
+  queries_.scale =
+      given_.scale == 0 ? 1 / std::sqrt(static_cast<float>(std::max(channels, 1u))) : given_.scale;
+  queries_.visible = {given_.visible_begin,
+                      given_.visible_end == 0 ? UINT32_MAX : given_.visible_end,
+                      given_.visible_sinks};
+  return BH_OK;
+}
+
+template <class Operation>
+bh_status Request::run(bh_ndp_report* report, const Operation& operation) {
+  if (report != nullptr) {
+    if (const bh_status bad = check_struct(report, "report"); bad != BH_OK) return bad;
+  }
+  const ndp::HeadsOfBlocks heads{
+      blocks_, given_.layer, given_.first_head, given_.head_count,
+      given_.states == nullptr ? ndp::Unreadable::REFUSE : ndp::Unreadable::SKIP};
+  const Result<ndp::BlocksRead> read = operation(heads);
+  // A block that did not stay may be what looks damaged.
+  if (read || read.status() == Status::DAMAGED || read.status() == Status::UNSUPPORTED_CODEC) {
+    if (const bh_status bad = check_leases(); bad != BH_OK) return bad;
+  }
+  if (!read) return fail(read.error());
+  for (const size_t block : read->left_out) given_.states[block] = BH_NDP_LEFT_OUT;
+  if (report == nullptr) return BH_OK;
+  bh_ndp_report done{};
+  done.left_out = static_cast<uint32_t>(read->left_out.size());
+  for (const ndp::StoredBlock& block : blocks_) done.stored_bytes += block.bytes.size();
+  done.read_bytes = read->bytes;
+  write_struct(done, report);
+  return BH_OK;
+}
+
+}  // namespace
+
+extern "C" {
+
+bh_status bh_ndp_topk(bh_pool* pool, const bh_ndp_request* request, uint32_t k, double budget_bytes,
+                      bh_ndp_hit* hits, uint32_t* counts, bh_ndp_report* report) {
+  return guarded(__func__, [&]() -> bh_status {
+    Request of;
+    if (const bh_status bad = of.open(pool, request); bad != BH_OK) return bad;
+    if (const bh_status bad = of.set_queries(); bad != BH_OK) return bad;
+    if (hits == nullptr) return null_argument("hits");
+    if (counts == nullptr) return null_argument("counts");
+    return of.run(report, [&](const ndp::HeadsOfBlocks& heads) -> Result<ndp::BlocksRead> {
+      const auto found = top_k(heads, of.queries(), k, budget_bytes);
+      if (!found) return found.error();
+      for (size_t i = 0; i < found->hits.size(); ++i) {
+        counts[i] = static_cast<uint32_t>(found->hits[i].size());
+        std::transform(found->hits[i].begin(), found->hits[i].end(), hits + i * k,
+                       [](const ndp::Hit& hit) {
+                         return bh_ndp_hit{hit.score, hit.token};
+                       });
+      }
+      return found->read;
+    });
+  });
+}
+
+bh_status bh_ndp_score(bh_pool* pool, const bh_ndp_request* request, float* scores,
+                       size_t score_count, bh_ndp_report* report) {
+  return guarded(__func__, [&]() -> bh_status {
+    Request of;
+    if (const bh_status bad = of.open(pool, request); bad != BH_OK) return bad;
+    if (const bh_status bad = of.set_queries(); bad != BH_OK) return bad;
+    if (scores == nullptr) return null_argument("scores");
+    return of.run(report, [&](const ndp::HeadsOfBlocks& heads) {
+      return score(heads, of.queries(), {scores, score_count});
+    });
+  });
+}
+
+bh_status bh_ndp_attend(bh_pool* pool, const bh_ndp_request* request, float* outputs,
+                        size_t output_count, float* log_sum_exps, bh_ndp_report* report) {
+  return guarded(__func__, [&]() -> bh_status {
+    Request of;
+    if (const bh_status bad = of.open(pool, request); bad != BH_OK) return bad;
+    if (const bh_status bad = of.set_queries(); bad != BH_OK) return bad;
+    if (outputs == nullptr) return null_argument("outputs");
+    if (log_sum_exps == nullptr) return null_argument("log_sum_exps");
+    return of.run(report, [&](const ndp::HeadsOfBlocks& heads) {
+      return attend(heads, of.queries(), {outputs, output_count}, {log_sum_exps, of.query_count()});
+    });
+  });
+}
+
+bh_status bh_ndp_gather(bh_pool* pool, const bh_ndp_request* request, uint32_t part,
+                        const uint32_t* tokens, size_t token_count, void* rows, size_t row_bytes,
+                        bh_ndp_report* report) {
+  return guarded(__func__, [&]() -> bh_status {
+    Request of;
+    if (const bh_status bad = of.open(pool, request); bad != BH_OK) return bad;
+    if (tokens == nullptr && token_count > 0) return null_argument("tokens");
+    if (rows == nullptr && row_bytes > 0) return null_argument("rows");
+    if (!countable<uint32_t>(token_count)) return bad_count("token_count", token_count);
+    return of.run(report, [&](const ndp::HeadsOfBlocks& heads) {
+      return gather(heads, part, {tokens, token_count}, {static_cast<std::byte*>(rows), row_bytes});
+    });
+  });
+}
+
+bh_status bh_ndp_digest(bh_pool* pool, const bh_ndp_request* request, uint32_t page_tokens,
+                        float* least, float* largest, size_t bound_count, bh_ndp_report* report) {
+  return guarded(__func__, [&]() -> bh_status {
+    Request of;
+    if (const bh_status bad = of.open(pool, request); bad != BH_OK) return bad;
+    if (least == nullptr) return null_argument("least");
+    if (largest == nullptr) return null_argument("largest");
+    return of.run(report, [&](const ndp::HeadsOfBlocks& heads) {
+      return digest(heads, page_tokens, {least, bound_count}, {largest, bound_count});
+    });
+  });
+}
+
+}  // extern "C"

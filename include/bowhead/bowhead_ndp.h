@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/** @file bowhead/bowhead_ndp.h
+ * The C ABI of Bowhead for computations on leased blocks, where they lie in the pool: scores, the
+ * best keys, attention, rows, and bounds of pages. Blocks may be compressed: the best keys are then
+ * found from the first bits of most of them. Exported by libbowhead.so, like bowhead/bowhead.h,
+ * whose rules on structs, outputs and memory hold here as well.
+ *
+ * @code{.c}
+ * bh_prefix prefix = {.struct_bytes = sizeof prefix};
+ * for (size_t i = 0; i < key_count; ++i) leases[i].struct_bytes = sizeof(bh_lease);
+ * if (bh_acquire_prefix(pool, ns, keys, key_count, 1, 5000, leases, &prefix) != BH_OK)
+ *   return fprintf(stderr, "%s\n", bh_last_error()), 1;
+ * bh_ndp_request request = {.struct_bytes = sizeof request, .leases = leases,
+ *                           .lease_count = prefix.blocks, .layer = 3, .first_head = 0,
+ *                           .head_count = kv_heads, .queries = queries, .query_count = group};
+ * bh_status status = bh_ndp_topk(pool, &request, 64, 0, hits, counts, NULL);
+ * @endcode
+ *
+ * A request is about some heads of one layer and, for each of them, some queries; the layout of the
+ * leased blocks must say so (bh_kv_layout), and be the same for all. The operations of a request
+ * run in the calling thread. Positions in a sequence are 32 bits.
+ *
+ * What is trusted. Of a compressed block everything that an operation reads is verified by checksums
+ * of the frame, except what bh_ndp_topk() reads of single tokens (their last bits). An uncompressed
+ * block is read as it lies. When the operation is through, every lease is checked: an answer is
+ * given only if all blocks stayed in place.
+ *
+ * Numbers. Keys and values are bf16, fp16, fp8 or int8, without scales. A score is the sum of
+ * products of a query and a key, times the scale; it is off by at most 2^-14 of the same sum of
+ * their sizes. NaN in a query or a key makes the scores that it takes part in NaN.
+ *
+ * Statuses. Besides those that a function lists, any may return BH_INVALID_ARGUMENT (also: blocks of
+ * unlike layouts, of other lengths than their layout allows or that hold the same position; a
+ * layer, heads or a size that the blocks do not have), BH_FORKED and BH_SYSTEM, for the reasons in
+ * bowhead/bowhead.h, and
+ * - BH_LAPSED: a lease did not last; nothing of the answer is good. bh_ndp_request::states says
+ *   which.
+ * - BH_CLOSED: a lease has ended, or is of another handle, or the pool was destroyed
+ * - BH_HOST_FENCED: the handle has left the pool, or the other hosts declared this one dead
+ * - BH_NOT_SUPPORTED: opaque values, fp32, or scales
+ * - BH_DAMAGED, BH_UNSUPPORTED_CODEC: a compressed block cannot be read, and the request does not
+ *   say that it is to be left out. The text of the error names it by its number.
+ * - BH_MEDIA_ERROR: as for all functions of the pool. */
+#ifndef BOWHEAD_BOWHEAD_NDP_H
+#define BOWHEAD_BOWHEAD_NDP_H
+
+#include <bowhead/bowhead.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** @name Requests
+ * @{ */
+
+/** @name States of a block after an operation
+ * @{ */
+#define BH_NDP_READ 0u     /**< it is in the answer */
+#define BH_NDP_LEFT_OUT 1u /**< it cannot be read, and is missing in the answer for some heads */
+#define BH_NDP_LAPSED 2u   /**< its lease did not last */
+/** @} */
+
+/** Blocks, heads and queries. Members of queries are not used by bh_ndp_gather() and
+ * bh_ndp_digest(). */
+typedef struct bh_ndp_request {
+  uint32_t struct_bytes;        /**< sizeof */
+  uint32_t layer;               /**< of the blocks, the first is 0 */
+  uint32_t first_head;          /**< of the blocks, the first is 0 */
+  uint32_t head_count;          /**< 1 or more */
+  const bh_lease* leases;       /**< of bh_acquire_stored() or bh_acquire_prefix(), in any order;
+                                     all have the struct_bytes of the first */
+  uint64_t lease_count;         /**< 1 or more */
+  const uint32_t* first_tokens; /**< position of each block's first token; NULL: one block begins
+                                     where the one before it ends, the first at 0 */
+  uint8_t* states;              /**< by lease: set to BH_NDP_*. NULL: a block that cannot be read is
+                                     an error; else it is left out */
+  const float* queries;         /**< [head][query][channels of keys] */
+  uint32_t query_count;         /**< for each head, 1 to 1,024 */
+  float scale;                  /**< of scores; 0: 1 / sqrt(channels of keys) */
+  uint32_t visible_begin;       /**< positions before it are not visible, but for the first ones */
+  uint32_t visible_end;         /**< nor those from here on; 0: the end of the last block */
+  uint32_t visible_sinks;       /**< so many first positions are visible, unless they are beyond
+                                     the end */
+  uint32_t reserved;            /**< zero */
+} bh_ndp_request;
+
+/** What an operation did. */
+typedef struct bh_ndp_report {
+  uint32_t struct_bytes; /**< sizeof */
+  uint32_t left_out;     /**< blocks */
+  uint64_t stored_bytes; /**< of the leased blocks together */
+  uint64_t read_bytes;   /**< bytes of them that were read */
+} bh_ndp_report;
+
+/** @}
+ * @name Operations
+ * @{ */
+
+/** A key among the best. */
+typedef struct bh_ndp_hit {
+  float score;    /**< of the key */
+  uint32_t token; /**< its position */
+} bh_ndp_hit;
+
+/** The best keys of each query, by their scores; of equal ones the first comes first, and NaN last.
+ * The answer is exact for compressed blocks: that for their keys, in double precision, rounded
+ * once.
+ * @param pool the pool
+ * @param request blocks, heads and queries
+ * @param k number of keys for each query, 1 to 2^20, at most 2^24 for all
+ * @param budget_bytes 0: exact. Above: from about so many bytes for each visible token and query,
+ *     where blocks are compressed and have 256 tokens or more; scores are estimates then
+ * @param hits [head][query][k], the best first; behind those that were found undefined
+ * @param counts [head][query]: the number that was found; k, or of all that are visible
+ * @param report may be NULL
+ * @retval BH_INVALID_ARGUMENT k or the budget is out of its range */
+bh_status bh_ndp_topk(bh_pool* pool, const bh_ndp_request* request, uint32_t k, double budget_bytes,
+                      bh_ndp_hit* hits, uint32_t* counts, bh_ndp_report* report);
+
+/** Every score.
+ * @param pool the pool
+ * @param request blocks, heads and queries
+ * @param scores [head][query][token]: the tokens of all blocks in the order of the leases; negative
+ *     infinity for those that are not visible or left out
+ * @param score_count room in `scores`: heads x queries x tokens
+ * @param report may be NULL
+ * @retval BH_INVALID_ARGUMENT `score_count` is another number */
+bh_status bh_ndp_score(bh_pool* pool, const bh_ndp_request* request, float* scores,
+                       size_t score_count, bh_ndp_report* report);
+
+/** Attention to these blocks: values weighted by the softmax of the scores. Answers about parts of
+ * a sequence, from several calls, machines or a GPU, are merged by their log-sum-exps: outputs o of
+ * parts with log-sum-exps l give sum(exp(l - L) o), where L = log(sum(exp(l))).
+ * @param pool the pool
+ * @param request blocks, heads and queries
+ * @param outputs [head][query][channels of values]; zeros where no token is visible
+ * @param output_count room in `outputs`: heads x queries x channels
+ * @param log_sum_exps [head][query], of the scores; negative infinity where no token is visible
+ * @param report may be NULL
+ * @retval BH_INVALID_ARGUMENT `output_count` is another number, or the blocks have no values */
+bh_status bh_ndp_attend(bh_pool* pool, const bh_ndp_request* request, float* outputs,
+                        size_t output_count, float* log_sum_exps, bh_ndp_report* report);
+
+/** Rows of some tokens, as they were put.
+ * @param pool the pool
+ * @param request blocks and heads
+ * @param part 0: keys; 1: values
+ * @param tokens their positions, in any order, also more than once
+ * @param token_count number of `tokens`
+ * @param rows [head][token]; zeros where the block was left out
+ * @param row_bytes room in `rows`: heads x tokens x the bytes of a row
+ * @param report may be NULL
+ * @retval BH_INVALID_ARGUMENT `row_bytes` is another number, no block has one of the tokens, or the
+ *     blocks do not have the part */
+bh_status bh_ndp_gather(bh_pool* pool, const bh_ndp_request* request, uint32_t part,
+                        const uint32_t* tokens, size_t token_count, void* rows, size_t row_bytes,
+                        bh_ndp_report* report);
+
+/** The least and the largest number of each channel of keys in pages of so many tokens: they bound
+ * every score in a page. Pages begin anew with each block, whose last page may be shorter.
+ * @param pool the pool
+ * @param request blocks and heads
+ * @param page_tokens tokens of a page, 1 or more
+ * @param least [head][page][channel], pages in the order of the leases; NaN where the block was
+ *     left out
+ * @param largest likewise
+ * @param bound_count room in each of both: heads x pages x channels
+ * @param report may be NULL
+ * @retval BH_INVALID_ARGUMENT `page_tokens` is 0 or `bound_count` another number */
+bh_status bh_ndp_digest(bh_pool* pool, const bh_ndp_request* request, uint32_t page_tokens,
+                        float* least, float* largest, size_t bound_count, bh_ndp_report* report);
+
+/** @} */
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

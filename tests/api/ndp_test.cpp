@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: Apache-2.0
+// Computations on leased blocks through the C ABI: the same answers whether blocks are compressed or
+// not, no answer from blocks that did not stay, and a sentence for every wrong request.
+#include <bowhead/bowhead_ndp.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "base/random.h"
+#include "tests/api/structs.h"
+
+namespace {
+
+using bowhead::test::sized;
+
+constexpr uint32_t kHeads = 4, kChannels = 64, kQueries = 2, kTokens[] = {300, 40, 16};
+constexpr uint32_t kAllTokens = 356;
+
+bool error_contains(const char* part) { return std::strstr(bh_last_error(), part) != nullptr; }
+
+#define EXPECT_REFUSED(call, status, part)                \
+  do {                                                    \
+    EXPECT_EQ(call, status) << bh_last_error();           \
+    EXPECT_TRUE(error_contains(part)) << bh_last_error(); \
+  } while (0)
+
+/// bf16 numbers between -2 and 2.
+std::vector<uint16_t> numbers(size_t count, uint64_t seed) {
+  bowhead::Random random(seed);
+  std::vector<uint16_t> all;
+  for (size_t i = 0; i < count; ++i) {
+    const float value = (static_cast<float>(random.below(4001)) - 2000) / 1000;
+    uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    all.push_back(static_cast<uint16_t>(bits >> 16));
+  }
+  return all;
+}
+
+class Ndp : public ::testing::TestWithParam<uint32_t> {
+ protected:
+  void SetUp() override {
+    locator_ = "shm:bowhead-ndp-test-" + std::to_string(getpid());
+    auto options = sized<bh_create_options>();
+    options.size_bytes = 64u << 20;
+    ASSERT_EQ(bh_pool_create(locator_.c_str(), &options), BH_OK) << bh_last_error();
+    ASSERT_EQ(bh_pool_open(locator_.c_str(), 0, &pool_), BH_OK) << bh_last_error();
+    plain_ = leases_of("plain", BH_PROFILE_NONE);
+    coded_ = leases_of("coded", BH_PROFILE_FAST);
+    queries_.resize(size_t{kHeads} * kQueries * kChannels);
+    bowhead::Random random(9);
+    for (float& value : queries_) value = (static_cast<float>(random.below(2001)) - 1000) / 512;
+  }
+  void TearDown() override {
+    bh_pool_close(pool_);
+    EXPECT_EQ(bh_pool_destroy(locator_.c_str(), 0), BH_OK) << bh_last_error();
+  }
+
+  static bh_key key_of(const std::string& text) { return {text.data(), text.size()}; }
+
+  /// Puts the blocks of a sequence and leases them.
+  std::vector<bh_lease> leases_of(const char* name, uint32_t profile) {
+    auto options = sized<bh_namespace_options>();
+    options.profile = profile;
+    options.layout.number_format = BH_NUMBER_BF16;
+    options.layout.order = static_cast<uint8_t>(GetParam());
+    options.layout.parts = 2;
+    options.layout.layers = 2;
+    options.layout.heads = kHeads;
+    options.layout.key_channels = options.layout.value_channels = kChannels;
+    EXPECT_EQ(bh_namespace_open_with(pool_, name, "", &options, &ns_), BH_OK) << bh_last_error();
+    std::vector<bh_lease> leases;
+    for (uint32_t b = 0; b < std::size(kTokens); ++b) {
+      const auto value = numbers(size_t{4} * kHeads * kTokens[b] * kChannels, b);
+      const bh_const_iovec piece = {value.data(), value.size() * 2};
+      const std::string key = "block-" + std::to_string(b);
+      EXPECT_EQ(bh_put(pool_, ns_, key_of(key), &piece, 1), BH_OK) << bh_last_error();
+      leases.push_back(sized<bh_lease>());
+      EXPECT_EQ(bh_acquire_stored(pool_, ns_, key_of(key), 60'000, &leases.back()), BH_OK)
+          << bh_last_error();
+    }
+    return leases;
+  }
+  bh_ndp_request request_for(const std::vector<bh_lease>& leases) const {
+    auto request = sized<bh_ndp_request>();
+    request.layer = 1;
+    request.head_count = kHeads;
+    request.leases = leases.data();
+    request.lease_count = leases.size();
+    request.queries = queries_.data();
+    request.query_count = kQueries;
+    return request;
+  }
+  bh_status top(const bh_ndp_request& request, uint32_t k = 5, double budget = 0) {
+    hits_.assign(size_t{kHeads} * kQueries * std::min(k, 1u << 10), {});
+    counts_.assign(kHeads * kQueries, 99);
+    return bh_ndp_topk(pool_, &request, k, budget, hits_.data(), counts_.data(), &report_);
+  }
+  /// Writes to the pool's memory as a fault would.
+  void damage(const bh_lease& lease, size_t at) const {
+    auto* byte = const_cast<uint8_t*>(static_cast<const uint8_t*>(lease.data)) + at;
+    *byte = static_cast<uint8_t>(*byte ^ 1);
+  }
+
+  std::string locator_;
+  bh_pool* pool_ = nullptr;
+  bh_namespace_id ns_ = 0;  // of the compressed blocks
+  std::vector<bh_lease> plain_, coded_;
+  std::vector<float> queries_;
+  std::vector<bh_ndp_hit> hits_;
+  std::vector<uint32_t> counts_;
+  bh_ndp_report report_ = sized<bh_ndp_report>();
+};
+
+TEST_P(Ndp, AnswersAreTheSameForCompressedBlocks) {
+  ASSERT_EQ(coded_[0].codec, uint32_t{BH_CODEC_FRAME});
+  ASSERT_EQ(plain_[0].codec, uint32_t{BH_CODEC_RAW});
+  const std::vector<uint32_t> tokens = {340, 3, 299, 300, 3};
+  struct Answers {
+    std::vector<bh_ndp_hit> hits;
+    std::vector<uint32_t> counts;
+    std::vector<float> scores, outputs, sums, least, largest;
+    std::vector<uint16_t> rows;
+  };
+  const auto ask = [&](const std::vector<bh_lease>& leases) {
+    Answers of;
+    const bh_ndp_request request = request_for(leases);
+    EXPECT_EQ(top(request), BH_OK) << bh_last_error();
+    of.hits = hits_;
+    of.counts = counts_;
+    of.scores.resize(size_t{kHeads} * kQueries * kAllTokens);
+    EXPECT_EQ(bh_ndp_score(pool_, &request, of.scores.data(), of.scores.size(), &report_), BH_OK);
+    of.outputs.resize(size_t{kHeads} * kQueries * kChannels);
+    of.sums.resize(kHeads * kQueries);
+    EXPECT_EQ(bh_ndp_attend(pool_, &request, of.outputs.data(), of.outputs.size(), of.sums.data(),
+                            &report_),
+              BH_OK);
+    of.rows.resize(kHeads * tokens.size() * kChannels);
+    EXPECT_EQ(bh_ndp_gather(pool_, &request, 1, tokens.data(), tokens.size(), of.rows.data(),
+                            of.rows.size() * 2, nullptr),
+              BH_OK)
+        << bh_last_error();
+    of.least.resize(size_t{kHeads} * (10 + 2 + 1) * kChannels);  // of 32 tokens
+    of.largest.resize(of.least.size());
+    EXPECT_EQ(bh_ndp_digest(pool_, &request, 32, of.least.data(), of.largest.data(),
+                            of.least.size(), nullptr),
+              BH_OK)
+        << bh_last_error();
+    return of;
+  };
+  const Answers plain = ask(plain_);
+  const uint64_t all = report_.stored_bytes;
+  const Answers coded = ask(coded_);
+  EXPECT_LT(report_.stored_bytes, all);
+  EXPECT_EQ(coded.counts, std::vector<uint32_t>(kHeads * kQueries, 5));
+  for (size_t i = 0; i < coded.hits.size(); ++i)
+    EXPECT_NEAR(coded.hits[i].score, plain.hits[i].score, 1e-3f);
+  EXPECT_EQ(coded.scores, plain.scores);
+  EXPECT_EQ(coded.rows, plain.rows);
+  EXPECT_EQ(coded.least, plain.least);
+  EXPECT_EQ(coded.largest, plain.largest);
+  for (size_t i = 0; i < coded.outputs.size(); ++i)
+    EXPECT_NEAR(coded.outputs[i], plain.outputs[i], 1e-2f);
+  for (size_t i = 0; i < coded.sums.size(); ++i) EXPECT_NEAR(coded.sums[i], plain.sums[i], 1e-3f);
+
+  // The best are those of the scores.
+  for (uint32_t i = 0; i < kHeads * kQueries; ++i) {
+    const float* scores = &coded.scores[size_t{i} * kAllTokens];
+    std::vector<float> order(scores, scores + kAllTokens);
+    std::sort(order.begin(), order.end(), std::greater<>());
+    for (uint32_t h = 0; h < 5; ++h) {
+      const bh_ndp_hit& hit = coded.hits[i * 5 + h];
+      EXPECT_NEAR(hit.score, scores[hit.token], 1e-3f);
+      EXPECT_NEAR(hit.score, order[h], 1e-3f);
+    }
+  }
+}
+
+TEST_P(Ndp, PositionsAndWindowsAreTheCallers) {
+  const std::vector<uint32_t> firsts = {5000, 100, 0};
+  bh_ndp_request request = request_for(coded_);
+  request.first_tokens = firsts.data();
+  request.visible_begin = 5100;
+  request.visible_end = 5103;
+  request.visible_sinks = 2;
+  ASSERT_EQ(top(request, 8), BH_OK) << bh_last_error();
+  for (uint32_t i = 0; i < kHeads * kQueries; ++i) {
+    EXPECT_EQ(counts_[i], 5u);
+    for (uint32_t h = 0; h < 5; ++h) {
+      const uint32_t token = hits_[i * 8 + h].token;
+      EXPECT_TRUE(token < 2 || (token >= 5100 && token < 5103)) << token;
+    }
+  }
+  request.scale = 2;
+  const std::vector<bh_ndp_hit> before = hits_;
+  ASSERT_EQ(top(request, 8), BH_OK);
+  for (uint32_t h = 0; h < 5; ++h) EXPECT_NEAR(hits_[h].score, before[h].score * 2 * 8, 1e-3f);
+  EXPECT_EQ(top(request, 8, 2.5), BH_OK);
+  const std::vector<uint32_t> overlapping = {0, 299, 400};
+  request.first_tokens = overlapping.data();
+  EXPECT_REFUSED(top(request), BH_INVALID_ARGUMENT, "both hold token 299");
+}
+
+/// A block that was removed while it was leased: its bytes are there, the answer is no good.
+TEST_P(Ndp, NothingIsAnsweredFromABlockThatDidNotStay) {
+  std::vector<uint8_t> states(3, 77);
+  bh_ndp_request request = request_for(coded_);
+  request.states = states.data();
+  ASSERT_EQ(top(request), BH_OK) << bh_last_error();
+  EXPECT_EQ(states, std::vector<uint8_t>(3, BH_NDP_READ));
+  EXPECT_EQ(bh_check_lease(pool_, &coded_[1]), BH_OK);
+  ASSERT_EQ(bh_remove(pool_, ns_, key_of("block-1")), BH_OK);
+  EXPECT_EQ(bh_check_lease(pool_, &coded_[1]), BH_LAPSED);
+  EXPECT_REFUSED(top(request), BH_LAPSED, "lease 1");
+  EXPECT_EQ(states, (std::vector<uint8_t>{BH_NDP_READ, BH_NDP_LAPSED, BH_NDP_READ}));
+  EXPECT_EQ(bh_release(pool_, &coded_[1]), BH_LAPSED);
+  coded_[1] = coded_[2];  // the other two go on
+  request.lease_count = 2;
+  EXPECT_EQ(top(request), BH_OK) << bh_last_error();
+  EXPECT_EQ(bh_release(pool_, &coded_[0]), BH_OK);
+  EXPECT_REFUSED(top(request), BH_CLOSED, "lease 0");
+}
+
+TEST_P(Ndp, ABlockThatCannotBeReadIsNamedOrLeftOut) {
+  std::vector<uint8_t> states(3, 77);
+  bh_ndp_request request = request_for(coded_);
+  damage(coded_[0], 27);  // the frame's header
+  EXPECT_REFUSED(top(request), BH_DAMAGED, "block 0");
+  request.states = states.data();
+  ASSERT_EQ(top(request), BH_OK) << bh_last_error();
+  EXPECT_EQ(states, (std::vector<uint8_t>{BH_NDP_LEFT_OUT, BH_NDP_READ, BH_NDP_READ}));
+  EXPECT_EQ(report_.left_out, 1u);
+  for (const bh_ndp_hit& hit : hits_) EXPECT_GE(hit.token, 300u);
+  EXPECT_EQ(bh_release(pool_, &coded_[0]), BH_OK);
+}
+
+TEST_P(Ndp, WrongRequestsAreRefused) {
+  const bh_ndp_request good = request_for(coded_);
+  const auto with = [&](auto change) {
+    bh_ndp_request request = good;
+    change(request);
+    return request;
+  };
+  EXPECT_EQ(bh_ndp_topk(nullptr, &good, 1, 0, hits_.data(), counts_.data(), nullptr),
+            BH_INVALID_ARGUMENT);
+  EXPECT_EQ(bh_ndp_topk(pool_, nullptr, 1, 0, hits_.data(), counts_.data(), nullptr),
+            BH_INVALID_ARGUMENT);
+  EXPECT_REFUSED(bh_ndp_topk(pool_, &good, 1, 0, nullptr, nullptr, nullptr), BH_INVALID_ARGUMENT,
+                 "'hits'");
+  struct Wrong {
+    bh_ndp_request request;
+    const char* says;
+  };
+  std::vector<bh_lease> ended = coded_, odd = coded_;
+  odd[0].struct_bytes = 3;
+  const Wrong wrongs[] = {
+      {with([](auto& r) { r.struct_bytes = 8; }), "struct_bytes"},
+      {with([](auto& r) { r.reserved = 1; }), "reserved"},
+      {with([](auto& r) { r.leases = nullptr; }), "leases"},
+      {with([](auto& r) { r.lease_count = 0; }), "lease_count"},
+      {with([](auto& r) { r.lease_count = UINT64_MAX; }), "lease_count"},
+      {with([&](auto& r) { r.leases = odd.data(); }), "struct_bytes"},
+      {with([](auto& r) { r.queries = nullptr; }), "queries"},
+      {with([](auto& r) { r.query_count = 0; }), "query_count"},
+      {with([](auto& r) { r.query_count = UINT32_MAX; }), "query_count"},
+      {with([](auto& r) { r.layer = 2; }), "layer 2"},
+      {with([](auto& r) { r.head_count = 0; }), "0 heads"},
+      {with([](auto& r) { r.head_count = UINT32_MAX; }), "head_count"},
+      {with([](auto& r) { r.first_head = 1; }), "heads from 1"},
+      {with([](auto& r) { r.first_head = UINT32_MAX; }), "heads"},
+      {with([](auto& r) { r.scale = -1; }), "scale"},
+      {with([](auto& r) { r.scale = NAN; }), "scale"},
+  };
+  for (const Wrong& wrong : wrongs) {
+    const bh_status status = top(wrong.request);
+    EXPECT_TRUE(status == BH_INVALID_ARGUMENT || status == BH_NOT_SUPPORTED)
+        << wrong.says << ": " << bh_last_error();
+    EXPECT_TRUE(error_contains(wrong.says)) << wrong.says << ": " << bh_last_error();
+  }
+  EXPECT_EQ(top(good, 0), BH_INVALID_ARGUMENT);
+  EXPECT_EQ(top(good, UINT32_MAX), BH_INVALID_ARGUMENT);
+  EXPECT_EQ(top(good, 1, -1), BH_INVALID_ARGUMENT);
+  EXPECT_EQ(top(good, 1, NAN), BH_INVALID_ARGUMENT);
+  float one = 0;
+  EXPECT_EQ(bh_ndp_score(pool_, &good, &one, 1, nullptr), BH_INVALID_ARGUMENT);
+  EXPECT_EQ(bh_ndp_score(pool_, &good, &one, SIZE_MAX, nullptr), BH_INVALID_ARGUMENT);
+  EXPECT_EQ(bh_ndp_attend(pool_, &good, &one, 1, &one, nullptr), BH_INVALID_ARGUMENT);
+  EXPECT_EQ(bh_ndp_digest(pool_, &good, 0, &one, &one, 1, nullptr), BH_INVALID_ARGUMENT);
+  EXPECT_EQ(bh_ndp_digest(pool_, &good, 1, &one, &one, 1, nullptr), BH_INVALID_ARGUMENT);
+  const uint32_t tokens[] = {0, 356};
+  std::vector<uint16_t> rows(size_t{kHeads} * 2 * kChannels);
+  EXPECT_REFUSED(bh_ndp_gather(pool_, &good, 0, tokens, 2, rows.data(), rows.size() * 2, nullptr),
+                 BH_INVALID_ARGUMENT, "token 356");
+  EXPECT_REFUSED(bh_ndp_gather(pool_, &good, 2, tokens, 1, rows.data(), rows.size(), nullptr),
+                 BH_INVALID_ARGUMENT, "part 2");
+  EXPECT_EQ(bh_ndp_gather(pool_, &good, 0, tokens, SIZE_MAX, rows.data(), 0, nullptr),
+            BH_INVALID_ARGUMENT);
+  auto small = sized<bh_ndp_report>();
+  small.struct_bytes = 4;
+  EXPECT_EQ(bh_ndp_topk(pool_, &good, 1, 0, hits_.data(), counts_.data(), &small),
+            BH_INVALID_ARGUMENT);
+}
+
+TEST_P(Ndp, LeasesOfOtherHandlesAreClosed) {
+  bh_pool* other = nullptr;
+  ASSERT_EQ(bh_pool_open(locator_.c_str(), 0, &other), BH_OK) << bh_last_error();
+  const bh_ndp_request request = request_for(coded_);
+  hits_.resize(kHeads * kQueries);
+  counts_.resize(kHeads * kQueries);
+  EXPECT_REFUSED(bh_ndp_topk(other, &request, 1, 0, hits_.data(), counts_.data(), nullptr),
+                 BH_CLOSED, "lease 0");
+  EXPECT_EQ(bh_check_lease(other, &coded_[0]), BH_CLOSED);
+  bh_pool_close(other);
+}
+
+TEST_P(Ndp, TheChildOfAForkIsToldSo) {
+  const bh_ndp_request request = request_for(coded_);
+  const pid_t child = fork();
+  if (child == 0) _exit(top(request) == BH_FORKED ? 0 : 1);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+TEST_P(Ndp, OpaqueBlocksHaveNoHeads) {
+  bh_namespace_id ns = 0;
+  ASSERT_EQ(bh_namespace_open(pool_, "text", "bytes", &ns), BH_OK);
+  const bh_const_iovec piece = {"text", 4};
+  ASSERT_EQ(bh_put(pool_, ns, key_of("t"), &piece, 1), BH_OK);
+  std::vector<bh_lease> leases = {sized<bh_lease>()};
+  ASSERT_EQ(bh_acquire(pool_, ns, key_of("t"), 60'000, leases.data()), BH_OK);
+  bh_ndp_request request = request_for(leases);
+  request.head_count = 0;
+  EXPECT_REFUSED(top(request), BH_NOT_SUPPORTED, "opaque");
+  leases.push_back(coded_[0]);
+  std::swap(leases[0], leases[1]);
+  request = request_for(leases);
+  EXPECT_REFUSED(top(request), BH_INVALID_ARGUMENT, "block 1");
+}
+
+INSTANTIATE_TEST_SUITE_P(Orders, Ndp, testing::Values(BH_ORDER_HEADS_FIRST, BH_ORDER_TOKENS_FIRST),
+                         [](const auto& of) {
+                           return of.param == BH_ORDER_HEADS_FIRST ? "HeadsFirst" : "TokensFirst";
+                         });
+
+}  // namespace
