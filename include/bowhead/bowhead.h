@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /** @file bowhead/bowhead.h
- * The C ABI of Bowhead: pools, blocks, queues, events. With bowhead_gpu.h these are the only
- * symbols that libbowhead.so exports.
+ * The C ABI of Bowhead: pools, blocks, queues, events. With bowhead_gpu.h and bowhead_ndp.h these
+ * are the only symbols that libbowhead.so exports.
  *
  * A pool holds blocks: values of 1 byte to 1 GiB under keys of 1 to 512 opaque bytes, in memory
  * that all processes and hosts of the pool map. A first program:

@@ -14,20 +14,25 @@ from bowhead_kv._types import (
     Codec,
     Completion,
     DeviceInfo,
+    Digests,
     Event,
+    GatheredRows,
     GetResult,
     HostInfo,
     Layout,
     Mapping,
     NamespaceInfo,
     NamespaceOptions,
+    PartialAttention,
     PlanesResult,
     PoolInfo,
     Prefix,
     Pressure,
     RecompressReport,
+    Scores,
     Status,
     StoredResult,
+    TopK,
     TransfersInfo,
 )
 from bowhead_kv.gpu import Block, Cache
@@ -307,6 +312,9 @@ class Lease:
     def release(self) -> bool:
         """Ends the lease. False: it lapsed before; discard what was computed from the memory.
         Another call returns the same."""
+
+    def check(self) -> bool:
+        """Whether the block is known to have been intact so far; the lease goes on."""
 
     @property
     def length_bytes(self) -> int:
@@ -626,3 +634,86 @@ class Job:
     def layer_ready(self, layer: int, stream: int = 0) -> None:
         """Of a spill with layers_at_once: this layer and those before it are in the pages when the
         work queued in the stream now is done."""
+
+# ---- computations on leased blocks: bowhead_kv.ndp ----
+
+def ndp_topk(
+    leases: Iterable[Lease],
+    queries: Any,
+    k: int,
+    *,
+    layer: int = 0,
+    first_head: int = 0,
+    first_tokens: Iterable[int] | None = None,
+    begin: int = 0,
+    end: int | None = None,
+    sinks: int = 0,
+    scale: float = 0.0,
+    budget_bytes: float = 0.0,
+    skip_unreadable: bool = False,
+) -> TopK:
+    """The k best keys of each query. `queries`: float32 [head][query][channel], or
+    [query][channel] of one head, in CPU memory; heads are those from `first_head` on, by their
+    numbers in the blocks, as is `layer`. `first_tokens`: positions of the blocks' first tokens;
+    None: one block begins where the one before it ends. Visible are positions from `begin` to
+    before `end`, and the first `sinks` ones before `end`. `scale` of scores, 0: 1 / sqrt(channels).
+    `budget_bytes` above 0: estimates, from about so many bytes for each visible token and query.
+    Raises Error LAPSED if a lease did not last, DAMAGED or UNSUPPORTED_CODEC for a block that
+    cannot be read unless `skip_unreadable`."""
+
+def ndp_score(
+    leases: Iterable[Lease],
+    queries: Any,
+    *,
+    layer: int = 0,
+    first_head: int = 0,
+    first_tokens: Iterable[int] | None = None,
+    begin: int = 0,
+    end: int | None = None,
+    sinks: int = 0,
+    scale: float = 0.0,
+    skip_unreadable: bool = False,
+) -> Scores:
+    """Every score; arguments as for topk()."""
+
+def ndp_attend(
+    leases: Iterable[Lease],
+    queries: Any,
+    *,
+    layer: int = 0,
+    first_head: int = 0,
+    first_tokens: Iterable[int] | None = None,
+    begin: int = 0,
+    end: int | None = None,
+    sinks: int = 0,
+    scale: float = 0.0,
+    skip_unreadable: bool = False,
+) -> PartialAttention:
+    """Attention to these blocks; arguments as for topk(). Outputs o of parts with log-sum-exps l
+    give sum(exp(l - L) o) with L = log(sum(exp(l)))."""
+
+def ndp_gather(
+    leases: Iterable[Lease],
+    tokens: Iterable[int],
+    part: int,
+    *,
+    layer: int = 0,
+    first_head: int = 0,
+    heads: int = 1,
+    first_tokens: Iterable[int] | None = None,
+    skip_unreadable: bool = False,
+) -> GatheredRows:
+    """Rows of keys (part 0) or values (part 1) of the tokens at these positions, as they were
+    put."""
+
+def ndp_digest(
+    leases: Iterable[Lease],
+    page_tokens: int,
+    *,
+    layer: int = 0,
+    first_head: int = 0,
+    heads: int = 1,
+    skip_unreadable: bool = False,
+) -> Digests:
+    """The least and the largest number of each channel of keys, in pages of so many tokens of each
+    block."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 if TYPE_CHECKING:
     from bowhead_kv._native import Lease
@@ -326,6 +326,68 @@ class Prefix:
     def __exit__(self, type: object, value: object, traceback: object) -> None:
         if not self.release() and value is None:
             raise Error(Status.LAPSED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OfBlocks:
+    """What a computation on leased blocks read. Arrays in these classes own their memory: pass them
+    to numpy.asarray() or from_dlpack()."""
+
+    left_out: list[int]
+    """Numbers of leases whose block could not be read, and is missing for some heads."""
+    stored_bytes: int
+    """Of the leased blocks."""
+    read_bytes: int
+    """Bytes of them that were read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopK(_OfBlocks):
+    """The best keys of each query, the best first."""
+
+    tokens: Any
+    """uint32 [head][query][k]: positions; behind those that were found 2^32 - 1."""
+    scores: Any
+    """float32 [head][query][k]; behind those that were found negative infinity."""
+    counts: Any
+    """uint32 [head][query]: how many were found."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores(_OfBlocks):
+    """Every score."""
+
+    scores: Any
+    """float32 [head][query][token]: the tokens of all blocks in the order of the leases; negative
+    infinity for those that are not visible or left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartialAttention(_OfBlocks):
+    """Attention to some blocks; parts are merged by their log-sum-exps."""
+
+    outputs: Any
+    """float32 [head][query][channel]"""
+    log_sum_exps: Any
+    """float32 [head][query]; negative infinity where no token is visible."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatheredRows(_OfBlocks):
+    """Rows of tokens."""
+
+    rows: Any
+    """uint8 [head][token][byte]; zeros where the block was left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Digests(_OfBlocks):
+    """The bounds of keys in pages."""
+
+    least: Any
+    """float32 [head][page][channel], pages in the order of the leases; NaN where the block was left
+    out."""
+    largest: Any
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,56 +4,11 @@
 
 #include <vector>
 
+#include "python/src/lease.h"
 #include "python/src/memory.h"
 
 namespace bowhead::python {
 namespace {
-
-class Lease {
- public:
-  static constexpr bool kReadOnly = true;
-
-  Lease(const Namespace& ns, const bh_lease& lease) : pool_(ns.pool), lease_(lease) {}
-  Lease(const Lease&) = delete;
-  Lease& operator=(const Lease&) = delete;
-  ~Lease() {
-    if (!open_ || pool_->is_closed() || pool_->was_forked()) return;
-    pool_->run([this](bh_pool* pool) { return bh_release(pool, &lease_); });
-  }
-
-  const bh_lease& lease() const { return lease_; }
-  size_t size_bytes() const { return lease_.stored_bytes; }
-  void add_view() { pool_->add_view(); }
-  void drop_view() { pool_->drop_view(); }
-  bool is_open() const { return open_; }
-
-  /// The memory; raises Error if it is not leased any more.
-  const void* data() const {
-    if (!open_) raise_error(BH_CLOSED, "the lease was released; acquire the block again");
-    check_pool();
-    return lease_.data;
-  }
-  void check_pool() const {
-    if (pool_->is_closed()) raise_error(BH_CLOSED, "the lease ended when its pool was closed");
-  }
-
-  /// Whether the block is known to have been intact for the whole lease. Ends it the first time.
-  bool release() {
-    if (!open_) return intact_;
-    if (pool_->is_closed()) return open_ = false;
-    if (!pool_->was_forked()) open_ = false;  // another thread may release it, too
-    const bh_status status =
-        pool_->run([this](bh_pool* pool) { return bh_release(pool, &lease_); });
-    if (status != BH_LAPSED && status != BH_HOST_FENCED) check(status);
-    return intact_ = status == BH_OK;
-  }
-
- private:
-  const OfPool pool_;
-  bh_lease lease_;
-  bool open_ = true;
-  bool intact_ = false;
-};
 
 std::unique_ptr<Lease> acquire(const Namespace& ns, nb::handle key, nb::handle ttl_ms,
                                bool stored) {
@@ -112,6 +67,7 @@ void bind_lease(nb::module_& module, nb::class_<Namespace>& ns) {
                          nb::type_slots(Memory<Lease>::slots));
   Memory<Lease>::bind(type);
   type.def("release", &Lease::release)
+      .def("check", &Lease::check_intact)
       .def_prop_ro("length_bytes", [](const Lease& self) { return self.lease().length_bytes; })
       .def_prop_ro("offset", [](const Lease& self) { return self.lease().offset; })
       .def_prop_ro("stamp", [](const Lease& self) { return self.lease().stamp; })

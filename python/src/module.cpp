@@ -77,6 +77,7 @@ NB_MODULE(_native_of_main, module) {
   module.def("checksum", &checksum, any("buffer"));
   bind_pool(module);
   bind_gpu(module);
+  bind_ndp(module);
 }
 
 }  // namespace bowhead::python

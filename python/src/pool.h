@@ -204,5 +204,6 @@ void bind_queue(nb::module_& module, nb::class_<Pool>& pool);
 void bind_events(nb::module_& module, nb::class_<Pool>& pool);
 void bind_encoder(nb::module_& module);
 void bind_gpu(nb::module_& module);
+void bind_ndp(nb::module_& module);
 
 }  // namespace bowhead::python

@@ -90,6 +90,9 @@ const std::map<std::string, std::string> kSamples = {
     {"--namespace", "default"},
     {"ns_rm name", "default"},
     {"--user-metadata", "text"},
+    {"topk keys", "k"},
+    {"--like", "1"},
+    {"--queries", "FOLDER/queries"},
     {"--output", "FOLDER/out"},
     {"--kv", "FOLDER/kv"},
     {"--data", "FOLDER/data"},
@@ -170,6 +173,7 @@ class Pairs : public testing::TestWithParam<Leaf> {
                    mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
                    mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=2G") == 0;
     write("value", std::string(8192, 'v'));
+    write("queries", std::string(64 * 4, '\0'));  // a float32 query of 64 channels
     write("kv/k.bf16.bin", std::string(1 << 20, 'k'));
     write("kv/v.bf16.bin", std::string(1 << 20, 'v'));
     std::string header = "{'descr': '<f2', 'fortran_order': False, 'shape': (64, 64), }";
@@ -283,7 +287,8 @@ void Pairs::prepare(const std::string& hosts) {
   const Result made = run(
       {"pool", "create", pool, "--size", "16M", "--force", "--hosts", hosts, "--settle-ms", "1"});
   ASSERT_EQ(made.code, 0) << made.err;
-  const Result stored = run({"put", pool, "k", folder_ / "value", "--host", "0"});
+  const Result stored = run({"put", pool, "k", folder_ / "value", "--host", "0", "--number", "bf16",
+                             "--channels", "64"});
   ASSERT_EQ(stored.code, 0) << stored.err;
 }
 

@@ -22,6 +22,7 @@ void add_host_command(CLI::App& app, Action& action);
 void add_namespace_commands(CLI::App& app, Action& action);
 /// `command_line` as typed, for reports.
 void add_replay_command(CLI::App& app, Action& action, const std::string& command_line);
+void add_topk_command(CLI::App& app, Action& action);
 void add_codec_command(CLI::App& app, Action& action);
 void add_devices_command(CLI::App& app, Action& action);
 void add_doctor_command(CLI::App& app, Action& action);

@@ -27,6 +27,7 @@ void add_all_commands(CLI::App& app, Action& action, const std::string& command_
   add_namespace_commands(app, action);
   add_host_command(app, action);
   add_replay_command(app, action, command_line);
+  add_topk_command(app, action);
   add_codec_command(app, action);
   add_devices_command(app, action);
   add_doctor_command(app, action);

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+// bowhead_kv.ndp: bowhead_ndp.h as functions. Answers are arrays that own their memory.
+#include <bowhead/bowhead_ndp.h>
+
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "python/src/arguments.h"
+#include "python/src/lease.h"
+
+namespace bowhead::python {
+namespace {
+
+using Floats = nb::ndarray<nb::ro, float, nb::c_contig, nb::device::cpu>;
+
+/// An array of a shape, which Python owns.
+template <class T>
+class Answer {
+ public:
+  explicit Answer(std::vector<size_t> shape) : shape_(std::move(shape)) {
+    size_t count = 1;
+    for (const size_t size : shape_) count *= size;
+    values_ = std::make_unique<std::vector<T>>(count);
+  }
+  T* data() { return values_->data(); }
+  size_t size() const { return values_->size(); }
+  nb::object take() {
+    auto* values = values_.release();
+    const nb::capsule owner(
+        values, [](void* pointer) noexcept { delete static_cast<std::vector<T>*>(pointer); });
+    return nb::cast(
+        nb::ndarray<nb::array_api, T>(values->data(), shape_.size(), shape_.data(), owner));
+  }
+
+ private:
+  std::vector<size_t> shape_;
+  std::unique_ptr<std::vector<T>> values_;
+};
+
+uint32_t bytes_of_number(uint8_t format) {
+  switch (format) {
+    case BH_NUMBER_BF16:
+    case BH_NUMBER_FP16:
+      return 2;
+    case BH_NUMBER_FP32:
+      return 4;
+    default:
+      return 1;
+  }
+}
+
+/// The arguments that all functions have, as keywords.
+class Request {
+ public:
+  Request(nb::handle leases, nb::handle layer, nb::handle first_head, nb::handle first_tokens,
+          bool skip_unreadable) {
+    const Items items(leases, "leases");
+    for (size_t i = 0; i < items.size(); ++i) {
+      if (!nb::isinstance<Lease>(items[i]))
+        raise_argument(PyExc_TypeError, "leases", i, "is no Lease: it is a " + type_of(items[i]));
+      owners_.push_back(items[i]);
+      const Lease& lease = *nb::inst_ptr<Lease>(items[i]);
+      (void)lease.data();  // raises if it was released
+      leases_.push_back(lease.lease());
+      tokens_.push_back(tokens_of(lease.lease()));
+    }
+    if (leases_.empty())
+      raise_argument(PyExc_ValueError, "leases", kAlone, "is empty: give one or more");
+    request_.layer = number<uint32_t>("layer", layer);
+    request_.first_head = number<uint32_t>("first_head", first_head);
+    request_.leases = leases_.data();
+    request_.lease_count = leases_.size();
+    if (skip_unreadable) {
+      states_.resize(leases_.size());
+      request_.states = states_.data();
+    }
+    if (first_tokens.is_none()) return;
+    const Items firsts(first_tokens, "first_tokens");
+    if (firsts.size() != leases_.size())
+      raise_argument(PyExc_ValueError, "first_tokens", kAlone,
+                     "has " + std::to_string(firsts.size()) + " positions for " +
+                         std::to_string(leases_.size()) + " leases");
+    for (size_t i = 0; i < firsts.size(); ++i)
+      firsts_.push_back(number<uint32_t>("first_tokens", firsts[i]));
+    request_.first_tokens = firsts_.data();
+  }
+
+  /// [head][query][channel], or [query][channel] of one head.
+  void set_queries(nb::handle object) {
+    if (!nb::try_cast(object, queries_, false) || queries_.ndim() < 2 || queries_.ndim() > 3)
+      raise_argument(PyExc_TypeError, "queries", kAlone,
+                     "must be float32 numbers [head][query][channel] or [query][channel], "
+                     "contiguous and in CPU memory: it is a " +
+                         type_of(object));
+    const bool one = queries_.ndim() == 2;
+    set_heads(one ? 1 : queries_.shape(0));
+    const size_t count = queries_.shape(one ? 0 : 1), channels = queries_.shape(one ? 1 : 2);
+    if (channels != layout().key_channels)
+      raise_argument(PyExc_ValueError, "queries", kAlone,
+                     "has " + std::to_string(channels) + " channels, and the keys have " +
+                         std::to_string(layout().key_channels));
+    if (count > UINT32_MAX)
+      raise_argument(PyExc_ValueError, "queries", kAlone, "has too many queries");
+    request_.query_count = static_cast<uint32_t>(count);
+    request_.queries = queries_.data();
+  }
+  void set_heads(size_t heads) {
+    if (heads > UINT16_MAX)
+      raise_argument(PyExc_ValueError, "heads", kAlone, "is more than any block has");
+    request_.head_count = static_cast<uint32_t>(heads);
+  }
+  void set_visible(nb::handle begin, nb::handle end, nb::handle sinks, float scale) {
+    request_.visible_begin = number<uint32_t>("begin", begin);
+    if (!end.is_none()) {
+      request_.visible_end = number<uint32_t>("end", end);
+      if (request_.visible_end == 0)
+        raise_argument(PyExc_ValueError, "end", kAlone, "is 0: then nothing is visible");
+    }
+    request_.visible_sinks = number<uint32_t>("sinks", sinks);
+    request_.scale = scale;
+  }
+
+  const bh_kv_layout& layout() const { return *leases_[0].layout; }
+  size_t heads() const { return request_.head_count; }
+  size_t queries() const { return request_.query_count; }
+  size_t all_tokens() const {
+    size_t all = 0;
+    for (const size_t tokens : tokens_) all += tokens;
+    return all;
+  }
+  size_t pages(uint32_t page_tokens) const {
+    size_t all = 0;
+    for (const size_t tokens : tokens_)
+      all += page_tokens == 0 ? 0 : (tokens + page_tokens - 1) / page_tokens;
+    return all;
+  }
+
+  /// call(pool, request, report).
+  template <class Call>
+  void run(const Call& call) {
+    const OfPool& pool = nb::inst_ptr<Lease>(owners_[0])->pool();
+    check(pool->run([&](bh_pool* handle) { return call(handle, &request_, &report_); }));
+  }
+  nb::dict fields() const {
+    nb::list left_out;
+    for (size_t i = 0; i < states_.size(); ++i) {
+      if (states_[i] == BH_NDP_LEFT_OUT) left_out.append(i);
+    }
+    nb::dict fields;
+    fields["left_out"] = left_out;
+    fields["stored_bytes"] = report_.stored_bytes;
+    fields["read_bytes"] = report_.read_bytes;
+    return fields;
+  }
+
+ private:
+  /// 0 where the library will refuse it.
+  static size_t tokens_of(const bh_lease& lease) {
+    const bh_kv_layout& layout = *lease.layout;
+    const size_t channels =
+        size_t{layout.key_channels} + (layout.parts == 2 ? layout.value_channels : 0u);
+    const size_t bytes =
+        channels * layout.heads * layout.layers * bytes_of_number(layout.number_format);
+    return bytes == 0 ? 0 : lease.length_bytes / bytes;
+  }
+
+  std::vector<nb::object> owners_;
+  std::vector<bh_lease> leases_;
+  std::vector<size_t> tokens_;
+  std::vector<uint32_t> firsts_;
+  std::vector<uint8_t> states_;
+  Floats queries_;
+  bh_ndp_request request_ = {.struct_bytes = sizeof(bh_ndp_request), .head_count = 1};
+  bh_ndp_report report_ = {.struct_bytes = sizeof(bh_ndp_report)};
+};
+
+nb::object topk(nb::handle leases, nb::handle queries, nb::handle k_object, nb::handle layer,
+                nb::handle first_head, nb::handle first_tokens, nb::handle begin, nb::handle end,
+                nb::handle sinks, float scale, double budget_bytes, bool skip_unreadable) {
+  Request request(leases, layer, first_head, first_tokens, skip_unreadable);
+  request.set_queries(queries);
+  request.set_visible(begin, end, sinks, scale);
+  const auto k = number<uint32_t>("k", k_object);
+  if (k == 0 || k > 1u << 20)
+    raise_argument(PyExc_ValueError, "k", kAlone, "must be 1 to 1,048,576");
+  Answer<uint32_t> counts({request.heads(), request.queries()});
+  Answer<uint32_t> tokens({request.heads(), request.queries(), k});
+  Answer<float> scores({request.heads(), request.queries(), k});
+  std::vector<bh_ndp_hit> hits(tokens.size());
+  request.run([&](bh_pool* pool, const bh_ndp_request* of, bh_ndp_report* report) {
+    return bh_ndp_topk(pool, of, k, budget_bytes, hits.data(), counts.data(), report);
+  });
+  for (size_t i = 0; i < hits.size(); ++i) {
+    const bool found = i % k < counts.data()[i / k];
+    tokens.data()[i] = found ? hits[i].token : UINT32_MAX;
+    scores.data()[i] = found ? hits[i].score : -std::numeric_limits<float>::infinity();
+  }
+  nb::dict fields = request.fields();
+  fields["tokens"] = tokens.take();
+  fields["scores"] = scores.take();
+  fields["counts"] = counts.take();
+  return make("TopK", fields);
+}
+
+nb::object score(nb::handle leases, nb::handle queries, nb::handle layer, nb::handle first_head,
+                 nb::handle first_tokens, nb::handle begin, nb::handle end, nb::handle sinks,
+                 float scale, bool skip_unreadable) {
+  Request request(leases, layer, first_head, first_tokens, skip_unreadable);
+  request.set_queries(queries);
+  request.set_visible(begin, end, sinks, scale);
+  Answer<float> scores({request.heads(), request.queries(), request.all_tokens()});
+  request.run([&](bh_pool* pool, const bh_ndp_request* of, bh_ndp_report* report) {
+    return bh_ndp_score(pool, of, scores.data(), scores.size(), report);
+  });
+  nb::dict fields = request.fields();
+  fields["scores"] = scores.take();
+  return make("Scores", fields);
+}
+
+nb::object attend(nb::handle leases, nb::handle queries, nb::handle layer, nb::handle first_head,
+                  nb::handle first_tokens, nb::handle begin, nb::handle end, nb::handle sinks,
+                  float scale, bool skip_unreadable) {
+  Request request(leases, layer, first_head, first_tokens, skip_unreadable);
+  request.set_queries(queries);
+  request.set_visible(begin, end, sinks, scale);
+  Answer<float> outputs({request.heads(), request.queries(), request.layout().value_channels});
+  Answer<float> sums({request.heads(), request.queries()});
+  request.run([&](bh_pool* pool, const bh_ndp_request* of, bh_ndp_report* report) {
+    return bh_ndp_attend(pool, of, outputs.data(), outputs.size(), sums.data(), report);
+  });
+  nb::dict fields = request.fields();
+  fields["outputs"] = outputs.take();
+  fields["log_sum_exps"] = sums.take();
+  return make("PartialAttention", fields);
+}
+
+nb::object gather(nb::handle leases, nb::handle tokens_object, nb::handle part_object,
+                  nb::handle layer, nb::handle first_head, nb::handle heads,
+                  nb::handle first_tokens, bool skip_unreadable) {
+  Request request(leases, layer, first_head, first_tokens, skip_unreadable);
+  request.set_heads(number<uint32_t>("heads", heads));
+  const auto part = number<uint32_t>("part", part_object);
+  std::vector<uint32_t> tokens;
+  const Items items(tokens_object, "tokens");
+  for (size_t i = 0; i < items.size(); ++i) tokens.push_back(number<uint32_t>("tokens", items[i]));
+  const bh_kv_layout& layout = request.layout();
+  const size_t row = size_t{part == 0 ? layout.key_channels : layout.value_channels} *
+                     bytes_of_number(layout.number_format);
+  Answer<uint8_t> rows({request.heads(), tokens.size(), row});
+  request.run([&](bh_pool* pool, const bh_ndp_request* of, bh_ndp_report* report) {
+    return bh_ndp_gather(pool, of, part, tokens.data(), tokens.size(), rows.data(), rows.size(),
+                         report);
+  });
+  nb::dict fields = request.fields();
+  fields["rows"] = rows.take();
+  return make("GatheredRows", fields);
+}
+
+nb::object digest(nb::handle leases, nb::handle page_object, nb::handle layer,
+                  nb::handle first_head, nb::handle heads, bool skip_unreadable) {
+  Request request(leases, layer, first_head, nb::none(), skip_unreadable);
+  request.set_heads(number<uint32_t>("heads", heads));
+  const auto page_tokens = number<uint32_t>("page_tokens", page_object);
+  const size_t pages = request.pages(page_tokens), channels = request.layout().key_channels;
+  Answer<float> least({request.heads(), pages, channels});
+  Answer<float> largest({request.heads(), pages, channels});
+  request.run([&](bh_pool* pool, const bh_ndp_request* of, bh_ndp_report* report) {
+    return bh_ndp_digest(pool, of, page_tokens, least.data(), largest.data(), least.size(), report);
+  });
+  nb::dict fields = request.fields();
+  fields["least"] = least.take();
+  fields["largest"] = largest.take();
+  return make("Digests", fields);
+}
+
+}  // namespace
+
+void bind_ndp(nb::module_& module) {
+  module.def("ndp_topk", &topk, any("leases"), any("queries"), any("k"), nb::kw_only(),
+             any("layer") = 0, any("first_head") = 0, any("first_tokens") = nb::none(),
+             any("begin") = 0, any("end") = nb::none(), any("sinks") = 0, nb::arg("scale") = 0.0f,
+             nb::arg("budget_bytes") = 0.0, nb::arg("skip_unreadable") = false);
+  for (const auto& [name, function] : {std::pair("ndp_score", &score), {"ndp_attend", &attend}})
+    module.def(name, function, any("leases"), any("queries"), nb::kw_only(), any("layer") = 0,
+               any("first_head") = 0, any("first_tokens") = nb::none(), any("begin") = 0,
+               any("end") = nb::none(), any("sinks") = 0, nb::arg("scale") = 0.0f,
+               nb::arg("skip_unreadable") = false);
+  module.def("ndp_gather", &gather, any("leases"), any("tokens"), any("part"), nb::kw_only(),
+             any("layer") = 0, any("first_head") = 0, any("heads") = 1,
+             any("first_tokens") = nb::none(), nb::arg("skip_unreadable") = false);
+  module.def("ndp_digest", &digest, any("leases"), any("page_tokens"), nb::kw_only(),
+             any("layer") = 0, any("first_head") = 0, any("heads") = 1,
+             nb::arg("skip_unreadable") = false);
+}
+
+}  // namespace bowhead::python

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// topk: the same tokens of compressed blocks and others, and the errors for what cannot be searched.
+#include <cmath>
+#include <cstring>
+
+#include "base/random.h"
+#include "tests/cli/run.h"
+
+namespace bowhead::cli_test {
+namespace {
+
+constexpr uint32_t kChannels = 64, kHeads = 2, kTokens = 300;
+
+/// bf16 numbers; near 0, but for one token's keys.
+std::string keys_with(uint32_t loud_token) {
+  Random random(3);
+  std::string bytes;
+  for (uint32_t i = 0; i < kHeads * kTokens * kChannels; ++i) {
+    float value = (static_cast<float>(random.below(2001)) - 1000) / 1000;
+    if (i / kChannels % kTokens == loud_token) value *= 8;
+    uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    bytes += {static_cast<char>(bits >> 16), static_cast<char>(bits >> 24)};
+  }
+  return bytes;
+}
+
+class TopKCommand : public CliTest {
+ protected:
+  void SetUp() override {
+    create(shm_locator());
+    write("a", keys_with(17));
+    write("b", keys_with(200));
+    for (const std::string ns : {"plain", "coded"}) {
+      Arguments more = {"--namespace", ns, "--number", "bf16", "--channels", "64", "--heads", "2"};
+      if (ns == "coded") more.insert(more.end(), {"--compress", "fast"});
+      for (const std::string key : {"a", "b"}) {
+        Arguments all = {"put", shm_locator(), key, path(key)};
+        all.insert(all.end(), more.begin(), more.end());
+        ASSERT_EQ(run(all).code, 0);
+      }
+    }
+  }
+  Outcome topk(const Arguments& more, const std::string& ns = "coded",
+               const std::string& input = "") {
+    Arguments all = {"topk", shm_locator(), "--namespace", ns};
+    all.insert(all.end(), more.begin(), more.end());
+    return run(all, input);
+  }
+};
+
+TEST_F(TopKCommand, FindsTheSameInCompressedBlocks) {
+  const Arguments ask = {"a", "b", "--head", "1", "--like", "17", "-k", "3", "--json"};
+  const auto plain = json_of(topk(ask, "plain")), coded = json_of(topk(ask, "coded"));
+  EXPECT_EQ(plain["tokens"], 600);
+  ASSERT_EQ(coded["queries"].size(), 1u);
+  ASSERT_EQ(coded["queries"][0]["hits"].size(), 3u);
+  EXPECT_EQ(coded["queries"][0]["hits"][0]["token"], 17);
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(plain["queries"][0]["hits"][i]["token"], coded["queries"][0]["hits"][i]["token"]);
+    EXPECT_NEAR(plain["queries"][0]["hits"][i]["score"].get<double>(),
+                coded["queries"][0]["hits"][i]["score"].get<double>(), 1e-2);
+  }
+  EXPECT_LT(coded["read_bytes"], coded["stored_bytes"]);
+  EXPECT_TRUE(coded["exact"]);
+}
+
+TEST_F(TopKCommand, TheTableSaysWhatWasRead) {
+  const Outcome outcome = topk({"a", "b"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("TOKEN"), std::string::npos);
+  EXPECT_NE(outcome.out.find("that 600 tokens take"), std::string::npos) << outcome.out;
+}
+
+TEST_F(TopKCommand, QueriesComeFromAFileOrStandardInput) {
+  std::vector<float> queries(2 * kChannels, 0.0f);
+  queries[0] = 1;
+  queries[kChannels + 1] = -1;
+  const std::string bytes(reinterpret_cast<const char*>(queries.data()), queries.size() * 4);
+  write("queries", bytes);
+  const auto of_file = json_of(topk({"a", "--queries", path("queries"), "--json"}));
+  const auto of_input = json_of(topk({"a", "--queries", "-", "--json"}, "coded", bytes));
+  EXPECT_EQ(of_file["queries"].size(), 2u);
+  EXPECT_EQ(of_file["queries"], of_input["queries"]);
+  const auto near = json_of(topk({"a", "--queries", path("queries"), "--budget", "16", "--json"}));
+  EXPECT_FALSE(near["exact"]);
+  EXPECT_EQ(near["queries"][1]["hits"].size(), 10u);
+
+  write("odd", bytes.substr(1));
+  const Outcome odd = topk({"a", "--queries", path("odd")});
+  EXPECT_EQ(odd.code, 2) << odd.err;
+  EXPECT_NE(odd.err.find("511 bytes"), std::string::npos) << odd.err;
+}
+
+TEST_F(TopKCommand, WhatCannotBeSearchedIsNamed) {
+  struct Wrong {
+    Arguments more;
+    const char* ns;
+    int code;
+    const char* says;
+  };
+  ASSERT_EQ(run({"put", shm_locator(), "text", "--namespace", "opaque"}, "hello").code, 0);
+  const Wrong wrongs[] = {
+      {{"a", "nothing"}, "coded", 1, "'nothing'"},
+      {{"a"}, "none", 1, "no namespace 'none'"},
+      {{"text"}, "opaque", 3, "opaque"},
+      {{"a", "--layer", "1"}, "coded", 2, "layer 1"},
+      {{"a", "--head", "2"}, "coded", 2, "heads"},
+      {{"a", "--like", "300"}, "coded", 2, "token 300"},
+      {{"a", "-k", "0"}, "coded", 2, "-k"},
+      {{"a", "--budget", "-1"}, "coded", 2, "--budget"},
+      {{"a", "--queries", path("missing")}, "coded", 3, "missing"},
+      {{"a", "--queries", "-", "--like", "1"}, "coded", 2, "--like"},
+      {{}, "coded", 2, "keys"},
+  };
+  for (const Wrong& wrong : wrongs) {
+    const Outcome outcome = topk(wrong.more, wrong.ns);
+    EXPECT_EQ(outcome.code, wrong.code) << wrong.says << ": " << outcome.err;
+    EXPECT_NE(outcome.err.find(wrong.says), std::string::npos) << outcome.err;
+    EXPECT_EQ(outcome.out, "");
+  }
+}
+
+}  // namespace
+}  // namespace bowhead::cli_test

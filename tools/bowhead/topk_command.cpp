@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+// bowhead topk: the tokens whose keys score highest for a query, found where the blocks lie.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ndp/blocks.h"
+#include "ndp/numbers.h"
+#include "tools/bowhead/cli.h"
+#include "tools/bowhead/json.h"
+#include "tools/program/input.h"
+#include "tools/program/numbers.h"
+#include "tools/program/text.h"
+
+namespace bowhead::cli {
+namespace {
+
+constexpr uint64_t kLeaseMs = 60'000;
+
+struct Arguments {
+  std::string locator, namespace_name = "default";
+  std::vector<std::string> keys;
+  uint32_t layer = 0, head = 0, k = 10;
+  std::optional<uint32_t> like;
+  std::string queries;  // a file
+  double budget_bytes = 0;
+  bool json = false;
+};
+
+/// The leases of a run; they end with it.
+class Leases {
+ public:
+  explicit Leases(Pool& pool) : pool_(pool) {}
+  ~Leases() { (void)release(); }
+  Leases(const Leases&) = delete;
+  Leases& operator=(const Leases&) = delete;
+
+  Result<void> take(NamespaceId ns, const std::vector<std::string>& keys) {
+    uint64_t next = 0;
+    for (const std::string& key : keys) {
+      auto lease = pool_.acquire(ns, key, kLeaseMs, LeaseOf::STORED);
+      if (!lease)
+        return Error{lease.status(),
+                     fmt::format("key '{}': {}", key_text(key), lease.error().message())};
+      const ndp::StoredBlock block{
+          lease->layout,
+          {reinterpret_cast<const uint8_t*>(lease->data), lease->stored_bytes},
+          lease->codec == BH_CODEC_FRAME,
+          lease->length_bytes,
+          static_cast<uint32_t>(next)};
+      leases_.push_back(std::move(*lease));
+      next += ndp::tokens_of(block).value_or(0);
+      if (next > UINT32_MAX)
+        return Error{Status::INVALID_ARGUMENT, "more tokens than positions of 32 bits: give fewer"};
+      blocks_.push_back(block);
+    }
+    return {};
+  }
+  const std::vector<ndp::StoredBlock>& blocks() const { return blocks_; }
+  uint64_t stored_bytes() const {
+    uint64_t bytes = 0;
+    for (const ndp::StoredBlock& block : blocks_) bytes += block.bytes.size();
+    return bytes;
+  }
+  uint64_t tokens() const {
+    uint64_t all = 0;
+    for (const ndp::StoredBlock& block : blocks_) all += ndp::tokens_of(block).value_or(0);
+    return all;
+  }
+  /// Whether all blocks stayed as they were.
+  Status release() {
+    Status all = Status::OK;
+    for (Lease& lease : leases_) {
+      if (const Status status = pool_.release(lease); status != Status::OK) all = status;
+    }
+    leases_.clear();
+    return all;
+  }
+
+ private:
+  Pool& pool_;
+  std::vector<Lease> leases_;
+  std::vector<ndp::StoredBlock> blocks_;
+};
+
+Result<std::vector<float>> queries_of_file(const std::string& path, uint32_t channels) {
+  const auto bytes = read_input(path, uint64_t{ndp::kMaxQueries} * channels * sizeof(float));
+  if (!bytes && bytes.status() != Status::VALUE_TOO_LARGE) return bytes.error();
+  const size_t query_bytes = channels * sizeof(float);
+  if (!bytes || bytes->empty() || bytes->size() % query_bytes != 0)
+    return Error{Status::INVALID_ARGUMENT,
+                 fmt::format("{} {}: queries are float32 numbers, {} of each, so {} bytes, and up "
+                             "to {} queries",
+                             input_name(path),
+                             bytes ? fmt::format("has {} bytes", bytes->size()) : "is longer",
+                             channels, query_bytes, ndp::kMaxQueries)};
+  std::vector<float> values(bytes->size() / sizeof(float));
+  std::memcpy(values.data(), bytes->data(), bytes->size());
+  return values;
+}
+
+/// The key of a token as a query.
+Result<std::vector<float>> query_like(const ndp::HeadsOfBlocks& heads, uint32_t token) {
+  const KvLayout& layout = *heads.blocks[0].layout;
+  std::vector<std::byte> row(row_bytes(layout, 0));
+  if (auto read = ndp::gather(heads, 0, {&token, 1}, row); !read) return read.error();
+  std::vector<float> query;
+  for (uint32_t c = 0; c < layout.key_channels; ++c)
+    query.push_back(ndp::load_number(number_format(layout),
+                                     reinterpret_cast<const uint8_t*>(row.data()) +
+                                         size_t{c} * element_bytes(number_format(layout))));
+  return query;
+}
+
+void print_hits(const ndp::BlockHits& found, const Leases& leases, double seconds) {
+  Table table({">QUERY", ">RANK", ">TOKEN", ">SCORE"});
+  for (size_t q = 0; q < found.hits.size(); ++q) {
+    for (size_t i = 0; i < found.hits[q].size(); ++i)
+      table.add({std::to_string(q), std::to_string(i + 1), grouped(found.hits[q][i].token),
+                 fmt::format("{:.4f}", found.hits[q][i].score)});
+  }
+  print(table.text());
+  print(fmt::format("read {} of {} that {} tokens take, in {:.2f} ms\n",
+                    exact_bytes(found.read.bytes), exact_bytes(leases.stored_bytes()),
+                    grouped(leases.tokens()), seconds * 1e3));
+}
+
+void print_hits_json(const Arguments& a, const ndp::BlockHits& found, const Leases& leases,
+                     double seconds) {
+  Json queries = Json::array();
+  for (const auto& hits : found.hits) {
+    Json all = Json::array();
+    for (const ndp::Hit& hit : hits) all.push_back({{"token", hit.token}, {"score", hit.score}});
+    queries.push_back({{"hits", all}});
+  }
+  const Json out = {{"locator", a.locator},
+                    {"namespace", key_text(a.namespace_name)},
+                    {"layer", a.layer},
+                    {"head", a.head},
+                    {"tokens", leases.tokens()},
+                    {"exact", a.budget_bytes == 0},
+                    {"queries", queries},
+                    {"stored_bytes", leases.stored_bytes()},
+                    {"read_bytes", found.read.bytes},
+                    {"seconds", seconds}};
+  print(json_text(out, 2) + "\n");
+}
+
+int run_topk(const Arguments& a) {
+  auto pool = open_pool(a.locator);
+  if (!pool) return fail(pool.error(), a.locator);
+  const auto info = pool->info();
+  if (!info) return fail(*pool, info.error(), a.locator);
+  const auto ns = std::find_if(info->namespaces.begin(), info->namespaces.end(),
+                               [&](const auto& of) { return of.name == a.namespace_name; });
+  if (ns == info->namespaces.end())
+    return fail({Status::NOT_FOUND,
+                 fmt::format("{} has no namespace '{}'", a.locator, key_text(a.namespace_name))});
+  const std::string where = fmt::format("{}, namespace '{}'", a.locator, key_text(ns->name));
+  Leases leases(*pool);
+  if (auto taken = leases.take(ns->id, a.keys); !taken) return fail(*pool, taken.error(), where);
+
+  const ndp::HeadsOfBlocks heads{leases.blocks(), a.layer, a.head, 1, ndp::Unreadable::REFUSE};
+  const uint32_t channels = leases.blocks()[0].layout->key_channels;
+  const auto last = static_cast<uint32_t>(std::max<uint64_t>(leases.tokens(), 1) - 1);
+  const auto values = a.queries.empty() ? query_like(heads, a.like.value_or(last))
+                                        : queries_of_file(a.queries, std::max(channels, 1u));
+  if (!values) return fail(*pool, values.error(), where);
+  const ndp::HeadQueries queries{*values,
+                                 static_cast<uint32_t>(values->size() / channels),
+                                 1 / std::sqrt(static_cast<float>(channels)),
+                                 {}};
+  const auto start = std::chrono::steady_clock::now();
+  const auto found = ndp::top_k(heads, queries, a.k, a.budget_bytes);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  if (const Status kept = leases.release(); kept != Status::OK)
+    return fail(*pool, {kept, "a block did not stay while it was read: try again"}, where);
+  if (!found) return fail(*pool, found.error(), where);
+  a.json ? print_hits_json(a, *found, leases, took.count())
+         : print_hits(*found, leases, took.count());
+  return kOk;
+}
+
+}  // namespace
+
+void add_topk_command(CLI::App& app, Action& action) {
+  auto* command = app.add_subcommand(
+      "topk", "Find the tokens whose keys score highest for a query, where the blocks lie");
+  auto a = std::make_shared<Arguments>();
+  command->add_option("locator", a->locator, kLocatorHelp)->required();
+  add_host_option(*command);
+  command->add_option("keys", a->keys, "Keys of the blocks, in the order of the sequence")
+      ->required();
+  command->add_option("--namespace", a->namespace_name, "Namespace of the keys")
+      ->capture_default_str()
+      ->transform(from_key_text);
+  add_number(*command, "--layer", a->layer, "Layer in the blocks, from 0 (default 0)",
+             {0, UINT16_MAX});
+  add_number(*command, "--head", a->head, "KV head in the blocks, from 0 (default 0)",
+             {0, UINT16_MAX});
+  add_number(*command, "-k,--best", a->k, "Number of tokens to find (default 10)",
+             {1, ndp::TopK::kMaxK});
+  auto* like = command->add_option("--like", a->like,
+                                   "Take the key of this token as the query (default: the last)");
+  like->transform(whole_number({0, UINT32_MAX}))->type_name("TOKEN");
+  command
+      ->add_option("--queries", a->queries,
+                   "File of queries, float32 [query][channel]; - is standard input")
+      ->excludes(like);
+  add_real(*command, "--budget", a->budget_bytes,
+           "Estimate, from about so many bytes for each token (default: exact, whatever it takes)",
+           {0, 1e6});
+  command->add_flag("--json", a->json, "As JSON");
+  command->footer(R"(
+Blocks may be compressed or not. Compressed blocks of 256 tokens or more are searched by the first
+bits of their numbers, and only the likeliest tokens are read in full; the answer is exact.
+
+Examples:
+  bowhead topk shm:demo b0 b1 b2 --namespace kv --layer 3 --head 1 -k 5
+  bowhead topk shm:demo b0 --namespace kv --like 17
+  bowhead topk shm:demo b0 --namespace kv --queries q.f32 --budget 16 --json)");
+  command->callback([a, &action] { action = [a] { return run_topk(*a); }; });
+}
+
+}  // namespace bowhead::cli
