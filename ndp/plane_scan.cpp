@@ -14,6 +14,7 @@
 #include <limits>
 #include <numeric>
 #include <optional>
+#include <type_traits>
 #include <vector>
 
 #include "compression/planes.h"
@@ -33,43 +34,48 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 using QueryLanes = std::array<double, kProductQueries>;
 static_assert(sizeof(QueryLanes) == kProductQueries * sizeof(double));
 
-/// A float of each query, with vectors that every target has.
-class Lanes {
- public:
-  typedef float Four __attribute__((vector_size(16)));
-  typedef int32_t Which __attribute__((vector_size(16)));
-  static constexpr uint32_t kFours = kProductQueries / 4;
+/// Numbers of queries, with vectors that every target has; and all of them in memory.
+typedef float FourFloats __attribute__((vector_size(16)));
+typedef int32_t FourIntegers __attribute__((vector_size(16)));
+typedef double TwoDoubles __attribute__((vector_size(16)));
+template <class Vector>
+struct Lanes {
+  static constexpr uint32_t kCount = sizeof(Vector) / sizeof(Vector{}[0]);
+  static constexpr uint32_t kVectors = kProductQueries / kCount;
+  using Element = std::remove_cvref_t<decltype(Vector{}[0])>;
 
-  static Lanes load(const float* from) {
+  static Lanes load(const Element* from) {
     Lanes lanes;
-    std::memcpy(lanes.of_, from, sizeof lanes.of_);
+    std::memcpy(lanes.of, from, sizeof lanes.of);
     return lanes;
   }
-  static Lanes all(float value) {
+  static Lanes all(Element value) {
     Lanes lanes;
-    for (Four& four : lanes.of_) four = Four{value, value, value, value};
+    for (Vector& vector : lanes.of) vector = Vector{} + value;
     return lanes;
   }
-  static Lanes converted(const int32_t* from) {
-    Lanes lanes;
-    for (uint32_t i = 0; i < kFours; ++i) {
-      Which numbers;
-      std::memcpy(&numbers, from + size_t{4} * i, sizeof numbers);
-      lanes.of_[i] = __builtin_convertvector(numbers, Four);
-    }
-    return lanes;
-  }
-  void store(float* to) const { std::memcpy(to, of_, sizeof of_); }
-  Four& operator[](uint32_t four) { return of_[four]; }
-  const Four& operator[](uint32_t four) const { return of_[four]; }
-  float lane(uint32_t lane) const { return of_[lane / 4][lane % 4]; }
+  Element lane(uint32_t lane) const { return of[lane / kCount][lane % kCount]; }
 
- private:
-  Four of_[kFours];
+  Vector of[kVectors];
 };
+using Floats = Lanes<FourFloats>;
+using Integers = Lanes<FourIntegers>;
+using Doubles = Lanes<TwoDoubles>;
 
-Lanes::Four choose(Lanes::Which which, Lanes::Four yes, Lanes::Four no) {
-  return Lanes::Four((Lanes::Which(yes) & which) | (Lanes::Which(no) & ~which));
+FourFloats choose(FourIntegers which, FourFloats yes, FourFloats no) {
+  return FourFloats((FourIntegers(yes) & which) | (FourIntegers(no) & ~which));
+}
+
+/// The sum of products of a token that is not visible.
+constexpr int32_t kNotVisible = std::numeric_limits<int32_t>::min();
+
+/// A whole number at most, or at least, so many; below and above all sums of products, as they are
+/// below and above `value`.
+int32_t floor_of(double value) {
+  return static_cast<int32_t>(std::clamp(std::floor(value) - 1, kNotVisible + 1.0, 0x7FFFFFFFp0));
+}
+int32_t ceiling_of(double value) {
+  return static_cast<int32_t>(std::clamp(std::ceil(value) + 1, kNotVisible + 1.0, 0x7FFFFFFFp0));
 }
 
 void make_row(NumberFormat kind, const uint8_t* values, uint32_t channels, double* __restrict row) {
@@ -106,11 +112,15 @@ struct Candidate {
   size_t token;  ///< counted through the pieces
 };
 
-/// Tokens of a piece among those whose bounds are compared together.
+/// Tokens of a piece among those whose bounds are compared together: a score, before the scale, is
+/// the sum of products times the unit, and off by so much at most.
 struct Bounded {
   size_t tokens_at;  ///< among those of all pieces
   uint32_t tokens;
-  std::array<double, kProductQueries> widths;  ///< from the lower bound of a score to the upper one
+  QueryLanes units, offs;
+
+  double low(uint32_t lane, int32_t sum) const { return sum * units[lane] - offs[lane]; }
+  double high(uint32_t lane, int32_t sum) const { return sum * units[lane] + offs[lane]; }
 };
 
 class Scan {
@@ -148,14 +158,14 @@ class Scan {
   Status scan(Piece& piece);
   Status scan_values(Piece& piece);
   bool set_lanes(const Piece& piece, uint32_t planes);
-  void add_bounds(const Piece& piece);
   void compare_bounds();
   static uint32_t scanned_planes(const Piece& piece) {
     return piece.planes->verified_with(std::min(kScannedPlanes, piece.planes->number().planes()));
   }
   void raise_least();
-  Lanes best_of(uint32_t stride, uint32_t rank) const;
-  void take_candidates(const Bounded& bounded, const float* lows);
+  void sample_lows();
+  Floats best_of_sample(uint32_t rank) const;
+  void take_candidates(const Bounded& bounded, const int32_t* sums);
   void add(uint32_t lane, Candidate candidate);
   void shrink(uint32_t lane);
   size_t least_candidates() const { return size_t{3} * k_ + 64; }
@@ -189,24 +199,25 @@ class Scan {
   std::span<const uint32_t> which_;
   uint32_t query_count_ = 0;
   bool finite_ = true;
-  std::vector<QueryLanes> by_channel_;
+  std::vector<QueryLanes> by_channel_, sizes_by_channel_;  // values of queries; their sizes
   std::array<std::vector<Candidate>, kProductQueries> candidates_;
   std::array<float, kProductQueries> least_{};       // k tokens score so much at least
   std::array<size_t, kProductQueries> shrink_at_{};  // so many candidates
   std::array<std::vector<Hit>, kProductQueries> hits_;
 
   // Of a tile.
-  Lines<int16_t> numbers_;                       // queries as whole numbers
-  std::array<double, kProductQueries> units_{};  // of the sums of products, before the scale
-  std::array<double, kProductQueries> offs_{};   // how far scores are from these at most
+  Lines<int16_t> numbers_;  // queries as whole numbers
+  QueryLanes units_{};      // of the sums of products, before the scale
+  QueryLanes offs_{};       // how far scores are from these at most
   Lines<int16_t> rows_;
-  Lines<int32_t> sums_;
 
-  // Lower bounds of scores before the scale, by token and query; -infinity of tokens that are not
-  // visible.
-  Lines<float> lows_;
-  size_t low_tokens_ = 0;  // of them
+  // Of tokens whose bounds are to be compared: sums of products, by token and query; and the lower
+  // bounds of some.
+  Lines<int32_t> sums_;
+  size_t sum_tokens_ = 0;  // of them
   std::vector<Bounded> bounded_;
+  Lines<float> sample_;
+  size_t sample_tokens_ = 0;
   std::vector<float> sorted_;
   std::vector<uint8_t> values_;
 
@@ -220,7 +231,7 @@ class Scan {
 void Scan::open(std::span<const PlaneKeys* const> blocks) {
   channels_ = queries_.channels();
   padded_ = padded_channels(channels_);
-  numbers_.resize(size_t{kProductQueries} * padded_);
+  numbers_.assign(size_t{kProductQueries} * padded_, 0);
   rows_.resize(size_t{kTileTokens} * padded_);
   exact_rows_.resize(size_t{kExactRows} * channels_);
   size_t tiles = 0;
@@ -266,6 +277,7 @@ Status Scan::search(std::span<const uint32_t> queries, PlaneAnswer& answer) {
   query_count_ = count;
   finite_ = true;
   by_channel_.assign(channels_, QueryLanes{});
+  sizes_by_channel_ = by_channel_;
   for (uint32_t lane = 0; lane < count; ++lane) {
     candidates_[lane].clear();
     hits_[lane].clear();
@@ -275,6 +287,7 @@ Status Scan::search(std::span<const uint32_t> queries, PlaneAnswer& answer) {
     for (uint32_t c = 0; c < channels_; ++c) {
       finite_ &= std::isfinite(values[c]);
       by_channel_[c][lane] = static_cast<double>(values[c]);
+      sizes_by_channel_[c][lane] = std::abs(by_channel_[c][lane]);
     }
   }
   for (Piece& piece : pieces_) {
@@ -318,86 +331,92 @@ Status Scan::scan(Piece& piece) {
   }
   if (const Status status = load(piece, count); status != Status::OK) return status;
   if (!set_lanes(piece, count)) return scan_values(piece);
-  sums_.resize(std::max(sums_.size(), size_t{tile.tokens} * kProductQueries));
+  sums_.resize(std::max(sums_.size(), (sum_tokens_ + tile.tokens) * kProductQueries));
+  int32_t* sums = &sums_[sum_tokens_ * kProductQueries];
   for (uint32_t first = 0; first < tile.tokens; first += kTileTokens) {
     const uint32_t tokens = std::min(kTileTokens, tile.tokens - first);
-    int32_t* sums = &sums_[size_t{first} * kProductQueries];
-    if (!sees_some(piece.first_position() + first, tokens)) {
-      std::fill_n(sums, size_t{tokens} * kProductQueries, 0);
-      continue;
+    const uint32_t position = piece.first_position() + first;
+    int32_t* of = sums + size_t{first} * kProductQueries;
+    if (sees_some(position, tokens)) {
+      piece.reader->middles(first, tokens, count, rows_.data());
+      kernels().products({numbers_.data(), rows_.data(), tokens, padded_}, of);
     }
-    piece.reader->middles(first, tokens, count, rows_.data());
-    kernels().products({numbers_.data(), rows_.data(), tokens, padded_}, sums);
+    for (uint32_t i = 0; !sees_all(position, tokens) && i < tokens; ++i) {
+      if (!visible_.has(position + i))
+        std::fill_n(of + size_t{i} * kProductQueries, kProductQueries, kNotVisible);
+    }
   }
-  add_bounds(piece);
-  if (low_tokens_ >= kComparedTokens) compare_bounds();
+  sum_tokens_ += tile.tokens;
+  bounded_.push_back({piece.tokens_at, tile.tokens, units_, offs_});
+  if (sum_tokens_ >= kComparedTokens) compare_bounds();
   return Status::OK;
-}
-
-void Scan::add_bounds(const Piece& piece) {
-  const uint32_t tokens = piece.tile->tokens;
-  Bounded& bounded = bounded_.emplace_back(Bounded{piece.tokens_at, tokens, {}});
-  std::array<float, kProductQueries> units, offs;
-  for (uint32_t lane = 0; lane < kProductQueries; ++lane) {
-    units[lane] = static_cast<float>(units_[lane]);
-    offs[lane] = static_cast<float>(offs_[lane]);
-    bounded.widths[lane] = 2 * offs_[lane];
-  }
-  const size_t at = low_tokens_ * kProductQueries;
-  low_tokens_ += tokens;
-  lows_.resize(std::max(lows_.size(), low_tokens_ * kProductQueries));
-  const Lanes unit = Lanes::load(units.data()), off = Lanes::load(offs.data());
-  for (uint32_t i = 0; i < tokens; ++i) {
-    Lanes low = Lanes::converted(&sums_[size_t{i} * kProductQueries]);
-    for (uint32_t four = 0; four < Lanes::kFours; ++four)
-      low[four] = low[four] * unit[four] - off[four];
-    low.store(&lows_[at + size_t{i} * kProductQueries]);
-  }
-  if (sees_all(piece.first_position(), tokens)) return;
-  for (uint32_t i = 0; i < tokens; ++i) {
-    if (!visible_.has(piece.first_position() + i))
-      std::fill_n(&lows_[at + size_t{i} * kProductQueries], kProductQueries, -kInfinity);
-  }
 }
 
 /// Notes those of the tokens in bounded_ that may be among the best.
 void Scan::compare_bounds() {
   raise_least();
-  const float* lows = lows_.data();
+  const int32_t* sums = sums_.data();
   for (const Bounded& bounded : bounded_) {
-    take_candidates(bounded, lows);
-    lows += size_t{bounded.tokens} * kProductQueries;
+    take_candidates(bounded, sums);
+    sums += size_t{bounded.tokens} * kProductQueries;
   }
-  low_tokens_ = 0;
+  sum_tokens_ = 0;
   bounded_.clear();
 }
 
-/// Of each query a number that at least `rank` of its lower bounds, every so many of them, reach,
-/// and hardly more do.
-Lanes Scan::best_of(uint32_t stride, uint32_t rank) const {
-  Lanes low = Lanes::all(kInfinity), high = Lanes::all(-kInfinity);
-  for (size_t token = 0; token < low_tokens_; token += stride) {
-    const Lanes bounds = Lanes::load(&lows_[token * kProductQueries]);
-    for (uint32_t i = 0; i < Lanes::kFours; ++i) {
-      const Lanes::Four visible =
-          choose(bounds[i] > Lanes::all(-kInfinity)[i], bounds[i], Lanes::all(kInfinity)[i]);
-      low[i] = choose(visible < low[i], visible, low[i]);
-      high[i] = choose(bounds[i] > high[i], bounds[i], high[i]);
+/// The lower bounds of every kStride-th token; -infinity if it is not visible.
+constexpr uint32_t kStride = 8;
+void Scan::sample_lows() {
+  sample_.resize(
+      std::max(sample_.size(), (sum_tokens_ / kStride + bounded_.size()) * kProductQueries));
+  sample_tokens_ = 0;
+  const int32_t* sums = sums_.data();
+  for (const Bounded& bounded : bounded_) {
+    std::array<float, kProductQueries> units, offs;
+    for (uint32_t lane = 0; lane < kProductQueries; ++lane) {
+      units[lane] = static_cast<float>(bounded.units[lane]);
+      offs[lane] = static_cast<float>(bounded.offs[lane]);
+    }
+    const Floats unit = Floats::load(units.data()), off = Floats::load(offs.data());
+    for (uint32_t i = 0; i < bounded.tokens; i += kStride) {
+      const Integers of = Integers::load(sums + size_t{i} * kProductQueries);
+      Floats low;
+      for (uint32_t v = 0; v < Floats::kVectors; ++v) {
+        low.of[v] = __builtin_convertvector(of.of[v], FourFloats) * unit.of[v] - off.of[v];
+        low.of[v] = choose(of.of[v] > kNotVisible, low.of[v], FourFloats{} - kInfinity);
+      }
+      std::memcpy(&sample_[sample_tokens_++ * kProductQueries], low.of, sizeof low.of);
+    }
+    sums += size_t{bounded.tokens} * kProductQueries;
+  }
+}
+
+/// Of each query a number that at least `rank` of the sample reach, and hardly more do.
+Floats Scan::best_of_sample(uint32_t rank) const {
+  Floats low = Floats::all(kInfinity), high = Floats::all(-kInfinity);
+  for (size_t token = 0; token < sample_tokens_; ++token) {
+    const Floats bounds = Floats::load(&sample_[token * kProductQueries]);
+    for (uint32_t v = 0; v < Floats::kVectors; ++v) {
+      const FourFloats visible =
+          choose(bounds.of[v] > -kInfinity, bounds.of[v], FourFloats{} + kInfinity);
+      low.of[v] = choose(visible < low.of[v], visible, low.of[v]);
+      high.of[v] = choose(bounds.of[v] > high.of[v], bounds.of[v], high.of[v]);
     }
   }
   const auto enough = static_cast<int32_t>(rank);
   for (int halvings = 0; halvings < 9; ++halvings) {
-    Lanes::Four middle[Lanes::kFours];
-    Lanes::Which counts[Lanes::kFours] = {};
-    for (uint32_t i = 0; i < Lanes::kFours; ++i) middle[i] = low[i] + (high[i] - low[i]) * 0.5f;
-    for (size_t token = 0; token < low_tokens_; token += stride) {
-      const Lanes bounds = Lanes::load(&lows_[token * kProductQueries]);
-      for (uint32_t i = 0; i < Lanes::kFours; ++i) counts[i] -= bounds[i] >= middle[i];
+    FourFloats middle[Floats::kVectors];
+    FourIntegers counts[Floats::kVectors] = {};
+    for (uint32_t v = 0; v < Floats::kVectors; ++v)
+      middle[v] = low.of[v] + (high.of[v] - low.of[v]) * 0.5f;
+    for (size_t token = 0; token < sample_tokens_; ++token) {
+      const Floats bounds = Floats::load(&sample_[token * kProductQueries]);
+      for (uint32_t v = 0; v < Floats::kVectors; ++v) counts[v] -= bounds.of[v] >= middle[v];
     }
-    for (uint32_t i = 0; i < Lanes::kFours; ++i) {
-      const Lanes::Which good = counts[i] >= Lanes::Which{enough, enough, enough, enough};
-      low[i] = choose(good, middle[i], low[i]);
-      high[i] = choose(good, high[i], middle[i]);
+    for (uint32_t v = 0; v < Floats::kVectors; ++v) {
+      const FourIntegers good = counts[v] >= enough;
+      low.of[v] = choose(good, middle[v], low.of[v]);
+      high.of[v] = choose(good, high.of[v], middle[v]);
     }
   }
   return low;
@@ -405,43 +424,50 @@ Lanes Scan::best_of(uint32_t stride, uint32_t rank) const {
 
 /// By the best of a sample, if at least k of all are as good.
 void Scan::raise_least() {
-  constexpr uint32_t kStride = 8;
-  if (low_tokens_ < 8 * size_t{k_}) return;
-  const Lanes best = best_of(kStride, k_ * 5 / 4 / kStride + 3);
-  Lanes::Which counts[Lanes::kFours] = {};
-  for (size_t i = 0; i < low_tokens_; ++i) {
-    const Lanes bounds = Lanes::load(&lows_[i * kProductQueries]);
-    for (uint32_t four = 0; four < Lanes::kFours; ++four)
-      counts[four] -= bounds[four] >= best[four];
+  if (sum_tokens_ < size_t{kStride} * k_) return;
+  sample_lows();
+  const Floats best = best_of_sample(k_ * 5 / 4 / kStride + 3);
+  Integers counts{};
+  const int32_t* sums = sums_.data();
+  for (const Bounded& bounded : bounded_) {
+    std::array<int32_t, kProductQueries> cuts;
+    for (uint32_t lane = 0; lane < kProductQueries; ++lane)
+      cuts[lane] = ceiling_of((static_cast<double>(best.lane(lane)) + bounded.offs[lane]) /
+                              bounded.units[lane]);
+    const Integers cut = Integers::load(cuts.data());
+    for (uint32_t i = 0; i < bounded.tokens; ++i, sums += kProductQueries) {
+      const Integers of = Integers::load(sums);
+      for (uint32_t v = 0; v < Integers::kVectors; ++v) counts.of[v] -= of.of[v] >= cut.of[v];
+    }
   }
   for (uint32_t lane = 0; lane < query_count_; ++lane) {
-    if (counts[lane / 4][lane % 4] >= static_cast<int32_t>(k_))
-      least_[lane] = std::max(least_[lane], answer_of(best.lane(lane)));
+    if (counts.lane(lane) >= static_cast<int32_t>(k_))
+      least_[lane] = std::max(least_[lane], answer_of(static_cast<double>(best.lane(lane))));
   }
 }
 
 /// Those whose upper bound is not below `least_`. Scaling and rounding never reverse the order of
 /// two numbers: what is below the float before `least_` is below it when it is rounded.
-void Scan::take_candidates(const Bounded& bounded, const float* lows) {
-  std::array<float, kProductQueries> cuts;
-  cuts.fill(kInfinity);
+void Scan::take_candidates(const Bounded& bounded, const int32_t* sums) {
+  std::array<int32_t, kProductQueries> cuts;
+  cuts.fill(std::numeric_limits<int32_t>::max());
   for (uint32_t lane = 0; lane < query_count_; ++lane) {
     const auto below = static_cast<double>(std::nextafter(least_[lane], -kInfinity));
-    const double cut = below / static_cast<double>(queries_.scale()) - bounded.widths[lane];
-    cuts[lane] = std::nextafter(static_cast<float>(cut), -kInfinity);
+    const double high = below / static_cast<double>(queries_.scale());
+    cuts[lane] = floor_of((high - bounded.offs[lane]) / bounded.units[lane]);
   }
-  const Lanes cut = Lanes::load(cuts.data());
-  for (uint32_t i = 0; i < bounded.tokens; ++i, lows += kProductQueries) {
-    const Lanes bounds = Lanes::load(lows);
-    Lanes::Which over{};
-    for (uint32_t four = 0; four < Lanes::kFours; ++four) over |= bounds[four] >= cut[four];
+  const Integers cut = Integers::load(cuts.data());
+  for (uint32_t i = 0; i < bounded.tokens; ++i, sums += kProductQueries) {
+    const Integers of = Integers::load(sums);
+    FourIntegers over{};
+    for (uint32_t v = 0; v < Integers::kVectors; ++v) over |= of.of[v] >= cut.of[v];
     uint64_t halves[2];
     std::memcpy(halves, &over, sizeof halves);
     if ((halves[0] | halves[1]) == 0) continue;  // most are
     for (uint32_t lane = 0; lane < query_count_; ++lane) {
-      if (!(lows[lane] >= cuts[lane]) || lows[lane] == -kInfinity) continue;
-      const auto low = static_cast<double>(lows[lane]);
-      add(lane, {answer_of(low), answer_of(low + bounded.widths[lane]), bounded.tokens_at + i});
+      if (sums[lane] >= cuts[lane])
+        add(lane, {answer_of(bounded.low(lane, sums[lane])),
+                   answer_of(bounded.high(lane, sums[lane])), bounded.tokens_at + i});
     }
   }
 }
@@ -482,38 +508,49 @@ Status Scan::scan_values(Piece& piece) {
 bool Scan::set_lanes(const Piece& piece, uint32_t planes) {
   const Number& number = *number_of(piece.keys->number());
   const PlaneTile& tile = *piece.planes;
+  const std::span<const double> channel_units = tile.units();
   const int bias = number.is_float() ? (1 << (number.exponent_bits - 1)) - 1 : 0;
   const double interval = std::ldexp(1.0, static_cast<int>(number.planes() - planes));
   const double limit = std::ldexp(2.0, number.magnitude_bits), least = std::ldexp(1.0, -bias);
+  Doubles largest{}, sizes{}, products{}, denormals{};
+  double rows = 0;
+  for (uint32_t c = 0; c < channels_; ++c) {
+    const Doubles values = Doubles::load(sizes_by_channel_[c].data());
+    const double most = 2 * tile.most_centre(c) + limit;
+    const bool denormal = number.is_float() && tile.exponents()[c] < number.magnitude_bits;
+    rows += most;
+    for (uint32_t v = 0; v < Doubles::kVectors; ++v) {
+      const TwoDoubles size = values.of[v] * channel_units[c];
+      largest.of[v] = size > largest.of[v] ? size : largest.of[v];
+      sizes.of[v] += size;
+      products.of[v] += size * most;
+      if (denormal) denormals.of[v] += values.of[v] * least;
+    }
+  }
+  QueryLanes inverses{};
   for (uint32_t lane = 0; lane < kProductQueries; ++lane) {
-    int16_t* to = &numbers_[size_t{lane} * padded_];
-    std::fill_n(to, padded_, int16_t{0});
-    if (lane >= query_count_) continue;
-    const float* values = queries_.floats(which_[lane]);
-    double largest = 0, sizes = 0, products = 0, rows = 0, denormals = 0;
-    for (uint32_t c = 0; c < channels_; ++c) {
-      const double value = std::abs(static_cast<double>(values[c])), size = value * tile.units()[c];
-      const double most = 2 * tile.most_centre(c) + limit;
-      largest = std::max(largest, size);
-      sizes += size;
-      products += size * most;
-      rows += most;
-      if (number.is_float() && tile.exponents()[c] < number.magnitude_bits)
-        denormals += value * least;
-    }
-    double unit = std::max(largest / 0x7FFE, products / (0x7FFFFFFF - 0x2000000));
+    double unit =
+        std::max(largest.lane(lane) / 0x7FFE, products.lane(lane) / (0x7FFFFFFF - 0x2000000));
     if (!(unit > 0)) unit = 1;
-    // Rounded by a sum whose last bit is 1.
-    const double inverse = 1 / unit;
-    for (uint32_t c = 0; c < channels_; ++c) {
-      const double a = static_cast<double>(values[c]) * tile.units()[c] * inverse + 0x1.8p52;
-      to[c] = static_cast<int16_t>(std::bit_cast<uint64_t>(a));
-    }
+    inverses[lane] = 1 / unit;
     units_[lane] = unit / 2;  // sums are of twice the values
-    double off = sizes * interval / 2 + unit / 4 * rows + denormals;
-    off += off * 0x1p-20 + products * 0x1p-21;
+    double off = sizes.lane(lane) * interval / 2 + unit / 4 * rows + denormals.lane(lane);
+    off += off * 0x1p-20 + products.lane(lane) * 0x1p-21;
     offs_[lane] = off;
-    if (!(products + off < 0x1p120) || !(off > 0x1p-90)) return false;
+    if (lane < query_count_ && (!(products.lane(lane) + off < 0x1p120) || !(off > 0x1p-90)))
+      return false;
+  }
+  // Rounded by a sum whose last bit is 1.
+  const Doubles inverse = Doubles::load(inverses.data());
+  for (uint32_t c = 0; c < channels_; ++c) {
+    const Doubles values = Doubles::load(by_channel_[c].data());
+    std::array<uint64_t, kProductQueries> bits;
+    for (uint32_t v = 0; v < Doubles::kVectors; ++v) {
+      const TwoDoubles a = values.of[v] * channel_units[c] * inverse.of[v] + 0x1.8p52;
+      std::memcpy(&bits[v * Doubles::kCount], &a, sizeof a);
+    }
+    for (uint32_t lane = 0; lane < kProductQueries; ++lane)
+      numbers_[size_t{lane} * padded_ + c] = static_cast<int16_t>(bits[lane]);
   }
   return true;
 }

@@ -103,8 +103,8 @@ typedef struct bh_ndp_hit {
 } bh_ndp_hit;
 
 /** The best keys of each query, by their scores; of equal ones the first comes first, and NaN last.
- * The answer is exact for compressed blocks: that for their keys, in double precision, rounded
- * once.
+ * Scores of compressed blocks of 256 tokens or more are those of double precision, rounded once;
+ * others are off as above, so that keys whose scores are nearer to each other may change places.
  * @param pool the pool
  * @param request blocks, heads and queries
  * @param k number of keys for each query, 1 to 2^20, at most 2^24 for all
