@@ -39,7 +39,7 @@ constexpr SeededBug kSeededBugs[] = {
      .kind = Kind::REGION,
      .part = BH_PART_HEARTBEAT,
      .focus = Focus::LEASES,
-     .first_seed = 27300},
+     .first_seed = 25900},
     of_part(
         "slot-not-published", Lie::NO_FLUSH, BH_PART_SLOT, Focus::LEASES,
         "to join and at each heartbeat a host reads its slot line back from the memory; dropping "
@@ -108,7 +108,8 @@ constexpr SeededBug kSeededBugs[] = {
     {.name = "no-fence-after-header",
      .lie = Lie::NO_FENCE_AFTER_FLUSH,
      .kind = Kind::HEADER,
-     .focus = Focus::RETIRES},
+     .focus = Focus::RETIRES,
+     .first_seed = 17900},
     {.name = "no-fence-before-header-is-read",
      .lie = Lie::NO_FENCE_AFTER_INVALIDATE,
      .kind = Kind::HEADER,
