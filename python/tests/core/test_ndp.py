@@ -29,7 +29,7 @@ class Sequence:
             value_channels=CHANNELS,
         )
         name = f"{order.name}-{profile.name}"
-        ns = pool.namespace(name, "", options=bk.NamespaceOptions(layout=layout, profile=profile))
+        ns = pool.namespace(name, layout=layout, profile=profile)
         self.ns = ns
         values = []
         for block, tokens in enumerate(TOKENS):
