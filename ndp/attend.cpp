@@ -54,9 +54,11 @@ Result<void> Attention::add(const Queries& queries, std::span<const KvSpan> span
                    fmt::format("values of span {}: {} channels, while this is attention to {}", i,
                                spans[i].values.channels, channels_)};
   }
-  for (const KvSpan& span : spans)
-    for_tiles(span.first_token, span.keys.tokens, visible,
-              [&](uint32_t first, uint32_t count) { add_tile(queries, span, first, count); });
+  for (size_t i = 0; i < spans.size(); ++i) {
+    fetch_ahead(spans, i);
+    for_tiles(spans[i].first_token, spans[i].keys.tokens, visible,
+              [&](uint32_t first, uint32_t count) { add_tile(queries, spans[i], first, count); });
+  }
   return {};
 }
 

@@ -146,6 +146,9 @@ class Blocks {
 
   /// Which rows of a token are wanted; those of one part are a span's keys.
   enum class Want { KEYS, VALUES, BOTH };
+  /// Calls use(head, spans) once for each head, with all blocks that are values.
+  template <class Use>
+  Result<void> for_values(Want want, const Visible& visible, const Use& use);
   /// Calls use(head, span) for all heads and visible tokens of a block; notes it if it cannot
   /// be read and shall be left out.
   template <class Use>
@@ -177,6 +180,7 @@ class Blocks {
     return {};
   }
 
+  KvSpan read_span(size_t block, uint32_t head, Want want, const Visible& visible);
   template <class Use>
   Result<void> for_frame(size_t block, uint32_t first, uint32_t end, Want want,
                          const Visible& visible, const Use& use);
@@ -189,18 +193,36 @@ class Blocks {
   FrameReader reader_;
 };
 
+/// The span of a block that is a value, whose visible rows are counted as read.
+KvSpan Blocks::read_span(size_t block, uint32_t head, Want want, const Visible& visible) {
+  KvSpan span = this->span(block, head);
+  if (want == Want::VALUES) span.keys = span.values;
+  const size_t row =
+      span.keys.row_bytes() + (want == Want::BOTH && !is_latent() ? span.values.row_bytes() : 0);
+  for_visible(span.first_token, span.keys.tokens, visible,
+              [&](uint32_t, uint32_t count) { add_read(count * row); });
+  return span;
+}
+
+template <class Use>
+Result<void> Blocks::for_values(Want want, const Visible& visible, const Use& use) {
+  std::vector<KvSpan> spans;
+  for (uint32_t head = 0; head < heads(); ++head) {
+    spans.clear();
+    for (size_t b = 0; b < count(); ++b) {
+      if (!is_framed(b)) spans.push_back(read_span(b, head, want, visible));
+    }
+    if (auto good = use(head, std::span<const KvSpan>(spans)); !good) return good;
+  }
+  return {};
+}
+
 template <class Use>
 Result<void> Blocks::for_rows(size_t block, Want want, const Visible& visible, const Use& use) {
   if (left_out_[block]) return {};
   if (!is_framed(block)) {
     for (uint32_t head = 0; head < heads(); ++head) {
-      KvSpan span = this->span(block, head);
-      if (want == Want::VALUES) span.keys = span.values;
-      const size_t row = span.keys.row_bytes() +
-                         (want == Want::BOTH && !is_latent() ? span.values.row_bytes() : 0);
-      for_visible(span.first_token, span.keys.tokens, visible,
-                  [&](uint32_t, uint32_t count) { add_read(count * row); });
-      if (auto good = use(head, span); !good) return good;
+      if (auto good = use(head, read_span(block, head, want, visible)); !good) return good;
     }
     return {};
   }
@@ -418,13 +440,18 @@ Result<BlockHits> top_k(const HeadsOfBlocks& heads, const HeadQueries& queries, 
     best.push_back(std::move(*none));
   }
   PlaneBlocks planes(*blocks);
+  std::vector<KeySpan> keys;
+  const auto add = [&](uint32_t head, std::span<const KvSpan> spans) {
+    keys.clear();
+    for (const KvSpan& span : spans) keys.push_back({span.first_token, span.keys});
+    return best[head].add((*wanted)[head], keys, queries.visible);
+  };
+  if (auto good = blocks->for_values(Blocks::Want::KEYS, queries.visible, add); !good)
+    return good.error();
   for (size_t b = 0; b < blocks->count(); ++b) {
-    if (planes.searches(b)) continue;
-    const auto add = [&](uint32_t head, const KvSpan& span) {
-      const KeySpan keys{span.first_token, span.keys};
-      return best[head].add((*wanted)[head], {&keys, 1}, queries.visible);
-    };
-    if (auto good = blocks->for_rows(b, Blocks::Want::KEYS, queries.visible, add); !good)
+    if (!blocks->is_framed(b) || planes.searches(b)) continue;
+    const auto add_one = [&](uint32_t head, const KvSpan& span) { return add(head, {&span, 1}); };
+    if (auto good = blocks->for_rows(b, Blocks::Want::KEYS, queries.visible, add_one); !good)
       return good.error();
   }
   BlockHits answer;
@@ -460,11 +487,15 @@ Result<BlocksRead> attend(const HeadsOfBlocks& heads, const HeadQueries& queries
     if (!none) return none.error();
     partials.push_back(std::move(*none));
   }
+  const auto add = [&](uint32_t head, std::span<const KvSpan> spans) {
+    return partials[head].add((*wanted)[head], spans, queries.visible);
+  };
+  if (auto good = blocks->for_values(Blocks::Want::BOTH, queries.visible, add); !good)
+    return good.error();
   for (size_t b = 0; b < blocks->count(); ++b) {
-    const auto add = [&](uint32_t head, const KvSpan& span) {
-      return partials[head].add((*wanted)[head], {&span, 1}, queries.visible);
-    };
-    if (auto good = blocks->for_rows(b, Blocks::Want::BOTH, queries.visible, add); !good)
+    if (!blocks->is_framed(b)) continue;
+    const auto add_one = [&](uint32_t head, const KvSpan& span) { return add(head, {&span, 1}); };
+    if (auto good = blocks->for_rows(b, Blocks::Want::BOTH, queries.visible, add_one); !good)
       return good.error();
   }
   for (size_t i = 0; i < all; ++i) {

@@ -27,7 +27,9 @@ Result<void> score(const Queries& queries, std::span<const KeySpan> spans, const
   std::fill(scores.begin(), scores.end(), kNever);
   std::vector<float> tile(size_t{queries.count()} * kTileTokens);
   size_t at = 0;
-  for (const KeySpan& span : spans) {
+  for (size_t i = 0; i < spans.size(); ++i) {
+    const KeySpan& span = spans[i];
+    fetch_ahead(spans, i);
     for_tiles(span.first_token, span.keys.tokens, visible, [&](uint32_t first, uint32_t count) {
       kernels().score(queries, span.keys, first, count, tile.data());
       for (uint32_t q = 0; q < queries.count(); ++q)
@@ -81,7 +83,9 @@ Result<void> TopK::add(const Queries& queries, std::span<const KeySpan> spans,
                                                        queries.count(), best_.size())};
   if (auto good = check_spans(spans, &queries); !good) return good;
   const Kernels& use = kernels();
-  for (const KeySpan& span : spans) {
+  for (size_t i = 0; i < spans.size(); ++i) {
+    const KeySpan& span = spans[i];
+    fetch_ahead(spans, i);
     for_tiles(span.first_token, span.keys.tokens, visible, [&](uint32_t first, uint32_t count) {
       use.score(queries, span.keys, first, count, scores_.data());
       for (uint32_t q = 0; q < queries.count(); ++q) {

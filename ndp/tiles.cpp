@@ -67,6 +67,14 @@ Result<void> check_apart(const char* holder, std::vector<HeldTokens> held) {
   return {};
 }
 
+void fetch_ahead(const Rows& rows) {
+  constexpr size_t kMostBytes = 8192;
+  const size_t bytes = rows.tokens * rows.stride_bytes;
+  if (bytes > kMostBytes) return;
+  const auto* data = static_cast<const uint8_t*>(rows.data);
+  for (size_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(data + byte, 0, 2);
+}
+
 template <class Span>
 Result<void> check_spans(std::span<const Span> spans, const Queries* queries) {
   std::vector<HeldTokens> held;

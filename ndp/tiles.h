@@ -27,6 +27,20 @@ Result<void> check_apart(const char* holder, std::vector<HeldTokens> held);
 template <class Span>
 Result<void> check_spans(std::span<const Span> spans, const Queries* queries);
 
+/// Brings rows that are soon to be read to a cache, of spans as small as pages of an engine's cache:
+/// scattered over memory, each ends before the CPU reads ahead. `at`: the span that comes now.
+void fetch_ahead(const Rows& rows);
+inline void fetch_ahead(const KeySpan& span) { fetch_ahead(span.keys); }
+inline void fetch_ahead(const KvSpan& span) {
+  fetch_ahead(span.keys);
+  fetch_ahead(span.values);
+}
+template <class Span>
+void fetch_ahead(std::span<const Span> spans, size_t at) {
+  constexpr size_t kSpansAhead = 2;
+  if (at + kSpansAhead < spans.size()) fetch_ahead(spans[at + kSpansAhead]);
+}
+
 /// Calls each(first, count) for the visible tokens of a span, by their number in it: once, or
 /// twice where there are sinks.
 template <class Each>
