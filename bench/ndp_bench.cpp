@@ -151,6 +151,7 @@ class Table {
                           roofline(kGroupedQueries));
     attend.figure.parameters["queries"] = kGroupedQueries;
     if (all) attend.figure.target = Target{0.70, true, true};
+    add_page_rows(walk, cpus, roofline(kGroupedQueries)[1]);
     add_rows_without_target(walk, cpus, reading, roofline(kLatentQueries));
     const size_t decode = add_pass(make_attend_frames(walk, kGroupedQueries, true), cpus);
     Row& frames =
@@ -158,6 +159,21 @@ class Table {
                 fmt::format("attend in frames, {}", queries_text(kGroupedQueries)),
                 {{decode, 1, "decode"}});
     frames.figure.parameters["queries"] = kGroupedQueries;
+  }
+
+  /// Pages of an engine's cache, scattered over memory.
+  void add_page_rows(const Walk& walk, const std::vector<int>& cpus, const Bound& multiplying) {
+    const Bound reading{add_pass(make_read_of_pages(walk), cpus), 1, "read of pages"};
+    for (const uint32_t queries : {1u, kGroupedQueries}) {
+      Row& row = add_row(
+          add_pass(make_topk_of_pages(walk, queries), cpus), "topk_pages",
+          fmt::format("top-{} of scattered pages, {}", kWantedHits, queries_text(queries)),
+          queries == 1 ? std::vector<Bound>{reading} : std::vector<Bound>{reading, multiplying});
+      row.figure.parameters["queries"] = queries;
+      row.figure.parameters["k"] = kWantedHits;
+      row.figure.parameters["page_tokens"] = kPageTokens;
+      row.figure.target = Target{0.75, true, true};
+    }
   }
 
   void add_rows_without_target(const Walk& walk, const std::vector<int>& cpus, const Bound& reading,

@@ -75,7 +75,7 @@ class OverSpans : public Work {
   const std::vector<std::vector<KeySpan>> shares_;
 };
 
-class FindBest final : public OverSpans {
+class FindBest : public OverSpans {
  public:
   FindBest(const Walk& walk, uint32_t queries)
       : OverSpans(walk, kHeadChannels),
@@ -106,9 +106,52 @@ class FindBest final : public OverSpans {
     return {};
   }
 
- private:
+ protected:
   const ndp::Queries queries_;
   std::vector<ndp::TopK> best_;
+};
+
+/// By share: its spans in pages of an engine's cache, in random order.
+std::vector<std::vector<KeySpan>> shuffled_pages(const std::vector<std::vector<KeySpan>>& shares) {
+  std::vector<std::vector<KeySpan>> pages;
+  Random random(1);
+  for (const auto& share : shares) {
+    std::vector<KeySpan>& of = pages.emplace_back();
+    for (const KeySpan& span : share) {
+      for (uint32_t first = 0; first < span.keys.tokens; first += kPageTokens) {
+        KeySpan page{span.first_token + first, span.keys};
+        page.keys.data = span.keys.row(first);
+        page.keys.tokens = kPageTokens;
+        if (page.keys.scales != nullptr) page.keys.scales += first;
+        of.push_back(page);
+      }
+    }
+    for (size_t i = of.size(); i > 1; --i) std::swap(of[i - 1], of[random.below(i)]);
+  }
+  return pages;
+}
+
+class FindInPages final : public FindBest {
+ public:
+  FindInPages(const Walk& walk, uint32_t queries)
+      : FindBest(walk, queries), pages_(shuffled_pages(shares_)) {}
+  void work(size_t core) override { BOWHEAD_ASSERT(best_[core].add(queries_, pages_[core], {})); }
+
+ private:
+  const std::vector<std::vector<KeySpan>> pages_;
+};
+
+class ReadPages final : public OverSpans {
+ public:
+  explicit ReadPages(const Walk& walk)
+      : OverSpans(walk, kHeadChannels), pages_(shuffled_pages(shares_)) {}
+  void work(size_t core) override {
+    for (const KeySpan& page : pages_[core])
+      read_memory(page.keys.data, page.keys.tokens * page.keys.stride_bytes);
+  }
+
+ private:
+  const std::vector<std::vector<KeySpan>> pages_;
 };
 
 class Attend : public OverSpans {
@@ -326,6 +369,10 @@ Works make_multiply(NumberFormat keys, size_t cores, uint64_t count) {
 Works make_topk(const Walk& walk, uint32_t queries) {
   return std::make_unique<FindBest>(walk, queries);
 }
+Works make_topk_of_pages(const Walk& walk, uint32_t queries) {
+  return std::make_unique<FindInPages>(walk, queries);
+}
+Works make_read_of_pages(const Walk& walk) { return std::make_unique<ReadPages>(walk); }
 Works make_attend(const Walk& walk, uint32_t queries) {
   return std::make_unique<Attend>(walk, queries);
 }

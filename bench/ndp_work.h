@@ -32,13 +32,16 @@ Works make_multiply(NumberFormat keys, size_t cores, uint64_t count);
 inline constexpr uint32_t kWantedHits = 64;
 /// Scores of all keys and the best kWantedHits of each query.
 Works make_topk(const Walk& walk, uint32_t queries);
+inline constexpr uint32_t kPageTokens = 16;
+/// The same for pages of kPageTokens, in random order; and reading these pages.
+Works make_topk_of_pages(const Walk& walk, uint32_t queries);
+Works make_read_of_pages(const Walk& walk);
 /// Blocks of keys alternate with blocks of their values.
 Works make_attend(const Walk& walk, uint32_t queries);
 /// As make_attend(), for blocks in frames of the fast profile; amount() counts the decoded bytes.
 /// `plain`: only decodes them.
 Works make_attend_frames(const Walk& walk, uint32_t queries, bool plain);
 Works make_score(const Walk& walk, uint32_t queries, uint32_t channels);
-inline constexpr uint32_t kPageTokens = 16;
 Works make_digest(const Walk& walk);
 /// An eighth of the rows, in random order. `plain`: by memcpy from their known places.
 Works make_gather(const Walk& walk, bool plain);
