@@ -2,14 +2,14 @@
 // The operations on blocks of a pool as they are stored: values, or frames of them, where they lie.
 //
 // A request is about some heads of one layer, which every block has, and for each of them as many
-// queries. Values are read by the layout, and not verified; frames by their directories, and what is
-// read of them is verified as frames.h and plane_keys.h say. Blocks may lie in memory that other
+// queries. Values are read by the layout, and not verified; frames by their directories, and what
+// is read of them is verified as frames.h and plane_keys.h say. Blocks may lie in memory that other
 // processes write to: whoever holds leases finds out afterwards whether they were intact.
 //
 // Every function returns INVALID_ARGUMENT, with a sentence that names the block, for blocks of
-// unlike layouts, of other lengths than their layout allows or that hold the same token, for a layer
-// or heads that they do not have, and for spans of another size than asked for; NOT_SUPPORTED for
-// opaque values, numbers without rows (fp32), and scales. DAMAGED and UNSUPPORTED_CODEC as
+// unlike layouts, of other lengths than their layout allows or that hold the same token, for a
+// layer or heads that they do not have, and for spans of another size than asked for; NOT_SUPPORTED
+// for opaque values, numbers without rows (fp32), and scales. DAMAGED and UNSUPPORTED_CODEC as
 // Unreadable says, DAMAGED also for a frame that does not fit the layout; what was written to the
 // caller's memory then is undefined.
 #pragma once
@@ -88,8 +88,8 @@ Result<BlocksRead> gather(const HeadsOfBlocks& heads, uint32_t part,
                           std::span<const uint32_t> tokens, std::span<std::byte> rows);
 
 /// least[head][page][channel] and largest, of keys: the pages of each block are of so many tokens,
-/// its last one may be shorter. NaN where the block was left out. INVALID_ARGUMENT also: pages of no
-/// token.
+/// its last one may be shorter. NaN where the block was left out. INVALID_ARGUMENT also: pages of
+/// no token.
 Result<BlocksRead> digest(const HeadsOfBlocks& heads, uint32_t page_tokens, std::span<float> least,
                           std::span<float> largest);
 /// The number of these pages.

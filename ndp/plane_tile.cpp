@@ -261,7 +261,7 @@ void PlaneReader::exact_rows(uint32_t first, uint32_t count, uint8_t* values) {
         values);
 }
 
-/// With all channels, or, where steps are parts of a token, token by token from the lead channel on.
+/// With all channels, or, where steps are parts of a token, each token from the lead channel on.
 void PlaneReader::exact_rows_of_cut(uint32_t first, uint32_t count, uint8_t* values) {
   const PlaneTile led = tile_.led();
   const bool parted = tile_.has_parted_tokens();

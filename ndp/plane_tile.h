@@ -42,8 +42,8 @@ struct TileParts {
   mutable std::atomic<uint32_t> verified_planes = 0;  ///< for cuts; a note, which guards nothing
 };
 
-/// The head of a tile, and where its streams lie: of all channels, or of some, as where the heads of
-/// a token lie side by side. Copies share what was read. Threads may share it.
+/// The head of a tile, and where its streams lie: of all channels, or of some, as where the heads
+/// of a token lie side by side. Copies share what was read. Threads may share it.
 class PlaneTile {
  public:
   /// Reads and verifies the head of a tile of so many tokens; the bytes must outlive this and its

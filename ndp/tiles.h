@@ -27,8 +27,8 @@ Result<void> check_apart(const char* holder, std::vector<HeldTokens> held);
 template <class Span>
 Result<void> check_spans(std::span<const Span> spans, const Queries* queries);
 
-/// Brings rows that are soon to be read to a cache, of spans as small as pages of an engine's cache:
-/// scattered over memory, each ends before the CPU reads ahead. `at`: the span that comes now.
+/// Brings rows that are soon to be read to a cache, of spans as small as pages of an engine's
+/// cache: scattered over memory, each ends before the CPU reads ahead. `at`: the span that is next.
 void fetch_ahead(const Rows& rows);
 inline void fetch_ahead(const KeySpan& span) { fetch_ahead(span.keys); }
 inline void fetch_ahead(const KvSpan& span) {

@@ -29,8 +29,8 @@
  * products of a query and a key, times the scale; it is off by at most 2^-14 of the same sum of
  * their sizes. NaN in a query or a key makes the scores that it takes part in NaN.
  *
- * Statuses. Besides those that a function lists, any may return BH_INVALID_ARGUMENT (also: blocks of
- * unlike layouts, of other lengths than their layout allows or that hold the same position; a
+ * Statuses. Besides those that a function lists, any may return BH_INVALID_ARGUMENT (also: blocks
+ * of unlike layouts, of other lengths than their layout allows or that hold the same position; a
  * layer, heads or a size that the blocks do not have), BH_FORKED and BH_SYSTEM, for the reasons in
  * bowhead/bowhead.h, and
  * - BH_LAPSED: a lease did not last; nothing of the answer is good. bh_ndp_request::states says

@@ -163,7 +163,8 @@ auto Leases<A>::held(uint64_t token) const -> Held {
   const bool revoked = word.state == BH_LEASE_REVOKED && word.sequence == sequence + 1;
   if (active || revoked) {
     if (word.process != c_.process) return {};
-    return {State::HELD, active, c_.access.load(line(index) + offsetof(bh_lease_slot, block_offset)),
+    return {State::HELD, active,
+            c_.access.load(line(index) + offsetof(bh_lease_slot, block_offset)),
             c_.access.load(line(index) + offsetof(bh_lease_slot, stamp))};
   }
   const bool released = word.state == BH_LEASE_FREE && word.sequence == sequence + 1;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Computations on leased blocks through the C ABI: the same answers whether blocks are compressed or
-// not, no answer from blocks that did not stay, and a sentence for every wrong request.
+// Computations on leased blocks through the C ABI: the same answers whether blocks are compressed
+// or not, no answer from blocks that did not stay, and a sentence for every wrong request.
 #include <bowhead/bowhead_ndp.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>

@@ -287,8 +287,8 @@ void Pairs::prepare(const std::string& hosts) {
   const Result made = run(
       {"pool", "create", pool, "--size", "16M", "--force", "--hosts", hosts, "--settle-ms", "1"});
   ASSERT_EQ(made.code, 0) << made.err;
-  const Result stored = run({"put", pool, "k", folder_ / "value", "--host", "0", "--number", "bf16",
-                             "--channels", "64"});
+  const Result stored = run(
+      {"put", pool, "k", folder_ / "value", "--host", "0", "--number", "bf16", "--channels", "64"});
   ASSERT_EQ(stored.code, 0) << stored.err;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// topk: the same tokens of compressed blocks and others, and the errors for what cannot be searched.
+// topk: the same tokens of compressed blocks and others, and errors for what cannot be searched.
 #include <cmath>
 #include <cstring>
 

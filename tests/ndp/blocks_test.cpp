@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operations on stored blocks give what the same operations on their rows give, whatever the layout,
-// as values, as frames and mixed; damage is named, or left out.
+// Operations on stored blocks give what the same operations on their rows give, whatever the
+// layout, as values, as frames and mixed; damage is named, or left out.
 #include "ndp/blocks.h"
 
 #include <gtest/gtest.h>
@@ -373,6 +373,14 @@ TEST(DamagedBlocks, GiveNoWrongRows) {
   EXPECT_LT(damaged, 250);  // the values' part is not read
 }
 
+struct Wrong {
+  std::vector<StoredBlock> blocks;
+  HeadsOfBlocks heads;
+  HeadQueries queries;
+  Status status;
+  const char* says;
+};
+
 TEST(WrongBlocks, AreRefusedAndNamed) {
   const KvLayout layout = pairs_layout(NumberFormat::BF16, 1, 2, 16);
   const KvLayout other = pairs_layout(NumberFormat::BF16, 1, 4, 16);
@@ -388,13 +396,6 @@ TEST(WrongBlocks, AreRefusedAndNamed) {
   KvLayout wide = layout;
   wide.number_format = BH_NUMBER_FP32;
 
-  struct Wrong {
-    std::vector<StoredBlock> blocks;
-    HeadsOfBlocks heads;
-    HeadQueries queries;
-    Status status;
-    const char* says;
-  };
   const HeadQueries ask{std::span(values).first(16), 1, 1, {}};
   const auto with = [&](auto change) {
     auto blocks = good;
@@ -442,10 +443,20 @@ TEST(WrongBlocks, AreRefusedAndNamed) {
     HeadsOfBlocks heads = wrong.heads;
     heads.blocks = wrong.blocks;
     const auto found = top_k(heads, wrong.queries, 1);
-    ASSERT_EQ(found.status(), wrong.status) << wrong.says << ": " << found.error().message();
+    ASSERT_EQ(found.status(), wrong.status) << found.error().message();
     EXPECT_NE(found.error().message().find(wrong.says), std::string::npos)
         << found.error().message();
   }
+}
+
+TEST(WrongSizes, AreRefused) {
+  const KvLayout layout = pairs_layout(NumberFormat::BF16, 1, 2, 16);
+  Sequence sequence(layout, 1);
+  sequence.add(40, true);
+  const std::vector<StoredBlock> good = sequence.blocks();
+  const auto values = random_values(16, 1);
+  const HeadQueries ask{values, 1, 1, {}};
+  const auto kBad = Status::INVALID_ARGUMENT;
   HeadsOfBlocks heads;
   heads.blocks = good;
   EXPECT_TRUE(top_k(heads, ask, 1));

@@ -32,7 +32,8 @@ def called() -> set[str]:
 
 
 def test_the_header_was_read():
-    some = {"bh_pool_open", "bh_get", "bh_queue_submit", "bh_gpu_spill", "bh_ndp_topk", "bh_pool_mapping"}
+    some = {"bh_pool_open", "bh_get", "bh_queue_submit", "bh_pool_mapping"}
+    some |= {"bh_gpu_spill", "bh_ndp_topk"}
     assert some <= declared()
     assert len(declared()) > 50
 

@@ -41,7 +41,8 @@ class Sequence:
             bits = (np.ascontiguousarray(value).view(np.uint32) >> 16).astype(np.uint16)
             ns.put(f"b{block}".encode(), bits)
         self.values = np.concatenate(values, axis=3)
-        self.leases = [ns.acquire(f"b{b}".encode(), 60_000, stored=True) for b in range(len(TOKENS))]
+        keys = [f"b{block}".encode() for block in range(len(TOKENS))]
+        self.leases = [ns.acquire(key, 60_000, stored=True) for key in keys]
 
 
 @pytest.fixture(
