@@ -20,10 +20,10 @@
  * leased blocks must say so (bh_kv_layout), and be the same for all. The operations of a request
  * run in the calling thread. Positions in a sequence are 32 bits.
  *
- * What is trusted. Of a compressed block everything that an operation reads is verified by checksums
- * of the frame, except what bh_ndp_topk() reads of single tokens (their last bits). An uncompressed
- * block is read as it lies. When the operation is through, every lease is checked: an answer is
- * given only if all blocks stayed in place.
+ * What is trusted. Of a compressed block everything that an operation reads is verified by
+ * checksums of the frame, except what bh_ndp_topk() reads of single tokens (their last bits; with a
+ * budget all bits). An uncompressed block is read as it lies. When the operation is through, every
+ * lease is checked: an answer is given only if all blocks stayed in place.
  *
  * Numbers. Keys and values are bf16, fp16, fp8 or int8, without scales. A score is the sum of
  * products of a query and a key, times the scale; it is off by at most 2^-14 of the same sum of
