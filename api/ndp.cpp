@@ -57,7 +57,9 @@ class Request {
 bh_status Request::open(bh_pool* pool, const bh_ndp_request* request) {
   if (pool == nullptr) return null_argument("pool");
   if (const bh_status bad = read_struct(request, "request", given_); bad != BH_OK) return bad;
-  if (const bh_status bad = check_reserved("request", given_.reserved); bad != BH_OK) return bad;
+  if (const bh_status bad = check_bounds("request", {{"flags", given_.flags, BH_NDP_SKIP}});
+      bad != BH_OK)
+    return bad;
   if (pool->forks_at_open != forks()) return finish(Status::FORKED);
   pool_ = pool;
   if (given_.leases == nullptr) return null_argument("request->leases");
@@ -119,7 +121,7 @@ bh_status Request::set_queries() {
   if (given_.query_count == 0 || given_.query_count > ndp::kMaxQueries)
     return fail(BH_INVALID_ARGUMENT, "{}: request->query_count is {}: 1 to {} are possible",
                 current_function, given_.query_count, ndp::kMaxQueries);
-  if (given_.head_count > layout().heads)
+  if (!bowhead::is_opaque(layout()) && given_.head_count > layout().heads)
     return fail(BH_INVALID_ARGUMENT, "{}: request->head_count is {}, and the blocks have {} heads",
                 current_function, given_.head_count, layout().heads);
   queries_.values = {given_.queries, query_count() * channels};
@@ -139,14 +141,14 @@ bh_status Request::run(bh_ndp_report* report, const Operation& operation) {
   }
   const ndp::HeadsOfBlocks heads{
       blocks_, given_.layer, given_.first_head, given_.head_count,
-      given_.states == nullptr ? ndp::Unreadable::REFUSE : ndp::Unreadable::SKIP};
+      given_.flags == BH_NDP_SKIP ? ndp::Unreadable::SKIP : ndp::Unreadable::REFUSE};
   const Result<ndp::BlocksRead> read = operation(heads);
-  // A block that did not stay may be what looks damaged.
-  if (read || read.status() == Status::DAMAGED || read.status() == Status::UNSUPPORTED_CODEC) {
-    if (const bh_status bad = check_leases(); bad != BH_OK) return bad;
-  }
+  // Whatever went wrong, a block that did not stay may be why.
+  if (const bh_status bad = check_leases(); bad != BH_OK) return bad;
   if (!read) return fail(read.error());
-  for (const size_t block : read->left_out) given_.states[block] = BH_NDP_LEFT_OUT;
+  for (const size_t block : read->left_out) {
+    if (given_.states != nullptr) given_.states[block] = BH_NDP_LEFT_OUT;
+  }
   if (report == nullptr) return BH_OK;
   bh_ndp_report done{};
   done.left_out = static_cast<uint32_t>(read->left_out.size());

@@ -299,7 +299,8 @@ bool unpack_nibbles(std::span<const uint8_t> in, std::span<uint8_t> out) {
   for (size_t at = 0; at < map.size(); at += 8) {
     for (uint64_t some = load_word(map, at); some != 0; some &= some - 1, ++taken) {
       const size_t nibble = at * 8 + static_cast<size_t>(std::countr_zero(some));
-      if (nibble >= out.size() * 2) return false;
+      // The bytes may be those of another block by now.
+      if (nibble >= out.size() * 2 || taken / 2 >= nibbles.size()) return false;
       const uint32_t value = nibbles[taken / 2] >> taken % 2 * 4 & 0xFu;
       out[nibble / 2] = static_cast<uint8_t>(out[nibble / 2] | value << nibble % 2 * 4);
     }

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <numeric>
@@ -116,6 +117,15 @@ class Blocks {
   bool skips() const { return heads_.unreadable == Unreadable::SKIP; }
   void leave_out(size_t block) { left_out_[block] = true; }
   void add_read(uint64_t bytes) { bytes_read_ += bytes; }
+  /// Repeats an operation as long as it finds blocks that it has to leave out: then no answer has a
+  /// part of them.
+  template <class Operation>
+  Result<void> without_unreadable(const Operation& operation) {
+    for (;;) {
+      const std::vector<bool> before = left_out_;
+      if (auto good = operation(); !good || left_out_ == before) return good;
+    }
+  }
   BlocksRead read() const {
     BlocksRead all;
     for (size_t i = 0; i < left_out_.size(); ++i) {
@@ -143,6 +153,12 @@ class Blocks {
         .value();
   }
   bool is_latent() const { return layout().parts == 1 && layout().value_channels != 0; }
+
+  /// The same of keys that are searched.
+  bool fits(const PlaneKeys& keys, size_t block) const {
+    return keys.number() == number_format(layout()) && keys.tokens() == tokens(block) &&
+           keys.channels() == (together() ? layout().heads : 1u) * layout().key_channels;
+  }
 
   /// Which rows of a token are wanted; those of one part are a span's keys.
   enum class Want { KEYS, VALUES, BOTH };
@@ -181,6 +197,16 @@ class Blocks {
   }
 
   KvSpan read_span(size_t block, uint32_t head, Want want, const Visible& visible);
+  /// Whether decoded rows are as the layout says. If the block did not stay, they may be those of
+  /// another one, whose frame is good.
+  bool fits(size_t block, uint32_t first_token, const Rows& rows) const {
+    const uint32_t row_heads = together() ? layout().heads : 1;
+    const uint64_t end = uint64_t{first_token} + rows.tokens;
+    return rows.number == number_format(layout()) &&
+           rows.channels == row_heads * layout().key_channels &&
+           first_token >= this->first_token(block) &&
+           end <= uint64_t{this->first_token(block)} + tokens(block);
+  }
   template <class Use>
   Result<void> for_frame(size_t block, uint32_t first, uint32_t end, Want want,
                          const Visible& visible, const Use& use);
@@ -242,6 +268,8 @@ Result<void> Blocks::for_frame(size_t block, uint32_t first, uint32_t end, Want 
   const uint32_t value_part = layout().parts - 1u;
   const auto use_heads = [&](uint32_t first_token, const Rows& keys,
                              const Rows& values) -> Result<void> {
+    if (!fits(block, first_token, keys) || !fits(block, first_token, values))
+      return Status::DAMAGED;
     for (uint32_t head = first; head < end; ++head) {
       const uint32_t part = want == Want::VALUES ? value_part : 0;
       KvSpan span{first_token, keys, values};
@@ -274,8 +302,9 @@ Result<void> Blocks::for_frame(size_t block, uint32_t first, uint32_t end, Want 
           return good;
         });
   }
-  if (!left_out) return cannot_read(block, left_out.error());
-  if (!left_out->empty()) leave_out(block);
+  const bool unreadable = left_out ? !left_out->empty() : is_unreadable(left_out.status());
+  if (!left_out && !(skips() && unreadable)) return cannot_read(block, left_out.error());
+  if (unreadable) leave_out(block);
   return {};
 }
 
@@ -314,23 +343,28 @@ Result<BlocksRead> score(const HeadsOfBlocks& heads, const HeadQueries& queries,
   const size_t all = blocks->all_tokens();
   if (auto good = check_size("scores", scores.size(), all * queries.count * blocks->heads()); !good)
     return good.error();
-  std::fill(scores.begin(), scores.end(), kNever);
   std::vector<float> some;
-  size_t at = 0;  // of the block's first token
-  for (size_t b = 0; b < blocks->count(); at += blocks->tokens(b), ++b) {
-    const auto add = [&](uint32_t head, const KvSpan& span) -> Result<void> {
-      const KeySpan keys{span.first_token, span.keys};
-      some.resize(size_t{queries.count} * keys.keys.tokens);
-      if (auto good = score((*wanted)[head], {&keys, 1}, queries.visible, some); !good) return good;
-      const size_t first = at + span.first_token - blocks->first_token(b);
-      for (uint32_t q = 0; q < queries.count; ++q)
-        std::copy_n(&some[size_t{q} * keys.keys.tokens], keys.keys.tokens,
-                    &scores[(size_t{head} * queries.count + q) * all + first]);
-      return {};
-    };
-    if (auto good = blocks->for_rows(b, Blocks::Want::KEYS, queries.visible, add); !good)
-      return good.error();
-  }
+  const auto score_all = [&]() -> Result<void> {
+    std::fill(scores.begin(), scores.end(), kNever);
+    size_t at = 0;  // of the block's first token
+    for (size_t b = 0; b < blocks->count(); at += blocks->tokens(b), ++b) {
+      const auto add = [&](uint32_t head, const KvSpan& span) -> Result<void> {
+        const KeySpan keys{span.first_token, span.keys};
+        some.resize(size_t{queries.count} * keys.keys.tokens);
+        if (auto good = score((*wanted)[head], {&keys, 1}, queries.visible, some); !good)
+          return good;
+        const size_t first = at + span.first_token - blocks->first_token(b);
+        for (uint32_t q = 0; q < queries.count; ++q)
+          std::copy_n(&some[size_t{q} * keys.keys.tokens], keys.keys.tokens,
+                      &scores[(size_t{head} * queries.count + q) * all + first]);
+        return {};
+      };
+      if (auto good = blocks->for_rows(b, Blocks::Want::KEYS, queries.visible, add); !good)
+        return good;
+    }
+    return {};
+  };
+  if (auto good = blocks->without_unreadable(score_all); !good) return good.error();
   return blocks->read();
 }
 
@@ -341,71 +375,109 @@ namespace {
 /// The best keys of frames that are searched by their planes, of one head after the other.
 class PlaneBlocks {
  public:
-  explicit PlaneBlocks(Blocks& blocks) : blocks_(blocks), whole_(blocks.count()) {}
-
-  bool searches(size_t block) const {
-    return blocks_.is_framed(block) && blocks_.tokens(block) >= kSearchedTokens;
+  PlaneBlocks(Blocks& blocks, std::span<const Queries> queries)
+      : blocks_(blocks), queries_(queries), whole_(blocks.count()) {
+    for (const Queries& of_head : queries)
+      for (uint32_t q = 0; q < of_head.count(); ++q)
+        finite_ &= std::all_of(of_head.floats(q), of_head.floats(q) + of_head.channels(),
+                               [](float value) { return std::isfinite(value); });
   }
-  Result<PlaneAnswer> search(uint32_t head, const Queries& queries, const Visible& visible,
-                             uint32_t k, double bytes_per_token);
+
+  /// Before anything else. Some blocks are left out then, if that is wanted.
+  Result<void> open();
+  bool searches(size_t block) const {
+    return blocks_.is_framed(block) && blocks_.tokens(block) >= kSearchedTokens &&
+           (!blocks_.together() || whole_[block]);
+  }
+  Result<PlaneAnswer> search(uint32_t head, const Visible& visible, uint32_t k,
+                             double bytes_per_token);
 
  private:
-  Result<PlaneKeys> keys_of(size_t block, uint32_t head);
-  Result<void> open(uint32_t head);
+  Result<PlaneKeys> open_keys(size_t block, uint32_t head) const;
+  Result<void> open_head(uint32_t head);
+  bool can_be_cut(const PlaneKeys& whole) const;
+  /// Leaves the block out, if that is wanted.
+  Result<void> unreadable(size_t block, const Error& error) {
+    if (!blocks_.skips() || !is_unreadable(error.status)) return cannot_read(block, error);
+    blocks_.leave_out(block);
+    return {};
+  }
 
   Blocks& blocks_;
-  std::vector<std::optional<PlaneKeys>> whole_;  // of all heads that lie side by side
-  std::vector<PlaneKeys> keys_;                  // of one head
-  std::vector<size_t> numbers_;                  // of their blocks
+  const std::span<const Queries> queries_;
+  bool finite_ = true;  // all queries
+  /// Of all heads that lie side by side. None where a tile has no bounds for one of them: it would
+  /// be decoded for each head anew.
+  std::vector<std::optional<PlaneKeys>> whole_;
+  std::vector<PlaneKeys> keys_;  // of one head
+  std::vector<size_t> numbers_;  // of their blocks
 };
 
-Result<PlaneKeys> PlaneBlocks::keys_of(size_t block, uint32_t head) {
-  const auto open = [&] {
-    return PlaneKeys::open(blocks_.frame(block), blocks_.outer_of(0, head),
-                           blocks_.first_token(block));
-  };
-  if (!blocks_.together()) return open();
-  if (!whole_[block]) {
-    auto whole = open();
-    if (!whole) return whole.error();
-    whole_[block] = std::move(*whole);
-  }
-  return whole_[block]->head(blocks_.channel_of(0, head), blocks_.layout().key_channels);
+Result<PlaneKeys> PlaneBlocks::open_keys(size_t block, uint32_t head) const {
+  auto keys =
+      PlaneKeys::open(blocks_.frame(block), blocks_.outer_of(0, head), blocks_.first_token(block));
+  if (!keys || blocks_.fits(*keys, block)) return keys;
+  return Status::DAMAGED;
 }
 
-Result<void> PlaneBlocks::open(uint32_t head) {
-  keys_.clear();
-  numbers_.clear();
+bool PlaneBlocks::can_be_cut(const PlaneKeys& whole) const {
+  for (uint32_t head = 0; head < blocks_.heads(); ++head) {
+    const auto keys = whole.head(blocks_.channel_of(0, head), blocks_.layout().key_channels);
+    if (!keys || !std::all_of(keys->tiles().begin(), keys->tiles().end(),
+                              [](const PlaneKeys::Tile& tile) { return tile.planes.has_value(); }))
+      return false;
+  }
+  return true;
+}
+
+Result<void> PlaneBlocks::open() {
+  if (!blocks_.together() || !finite_) return {};
   for (size_t b = 0; b < blocks_.count(); ++b) {
-    if (!searches(b) || blocks_.is_left_out(b)) continue;
-    auto keys = keys_of(b, head);
-    if (keys) {
-      keys_.push_back(std::move(*keys));
-      numbers_.push_back(b);
-    } else if (blocks_.skips() && is_unreadable(keys.status())) {
-      blocks_.leave_out(b);
-    } else {
-      return cannot_read(b, keys.error());
+    if (!blocks_.is_framed(b) || blocks_.tokens(b) < kSearchedTokens || blocks_.is_left_out(b) ||
+        whole_[b])
+      continue;
+    auto keys = open_keys(b, 0);
+    if (!keys) {
+      if (auto good = unreadable(b, keys.error()); !good) return good;
+    } else if (can_be_cut(*keys)) {
+      whole_[b] = std::move(*keys);
     }
   }
   return {};
 }
 
-Result<PlaneAnswer> PlaneBlocks::search(uint32_t head, const Queries& queries,
-                                        const Visible& visible, uint32_t k,
+Result<void> PlaneBlocks::open_head(uint32_t head) {
+  keys_.clear();
+  numbers_.clear();
+  for (size_t b = 0; b < blocks_.count(); ++b) {
+    if (!searches(b) || blocks_.is_left_out(b)) continue;
+    auto keys = blocks_.together()
+                    ? whole_[b]->head(blocks_.channel_of(0, head), blocks_.layout().key_channels)
+                    : open_keys(b, head);
+    if (!keys) {
+      if (auto good = unreadable(b, keys.error()); !good) return good;
+      continue;
+    }
+    keys_.push_back(std::move(*keys));
+    numbers_.push_back(b);
+  }
+  return {};
+}
+
+Result<PlaneAnswer> PlaneBlocks::search(uint32_t head, const Visible& visible, uint32_t k,
                                         double bytes_per_token) {
-  if (auto good = open(head); !good) return good.error();
+  if (auto good = open_head(head); !good) return good.error();
   for (;;) {
     std::vector<const PlaneKeys*> keys;
     for (const PlaneKeys& one : keys_) keys.push_back(&one);
     uint32_t damaged = 0;
-    auto answer = bytes_per_token > 0
-                      ? approximate_top_k(queries, keys, visible, k, bytes_per_token, &damaged)
-                      : exact_top_k(queries, keys, visible, k, Reading::ONE_PASS, &damaged);
+    auto answer =
+        bytes_per_token > 0
+            ? approximate_top_k(queries_[head], keys, visible, k, bytes_per_token, &damaged)
+            : exact_top_k(queries_[head], keys, visible, k, Reading::ONE_PASS, &damaged);
     if (answer) blocks_.add_read(answer->bytes_read_together);
     if (answer || !is_unreadable(answer.status())) return answer;
-    if (!blocks_.skips()) return cannot_read(numbers_[damaged], answer.error());
-    blocks_.leave_out(numbers_[damaged]);
+    if (auto good = unreadable(numbers_[damaged], answer.error()); !good) return good.error();
     keys_.erase(keys_.begin() + damaged);
     numbers_.erase(numbers_.begin() + damaged);
   }
@@ -413,14 +485,54 @@ Result<PlaneAnswer> PlaneBlocks::search(uint32_t head, const Queries& queries,
 
 Result<void> check_top_k(const Blocks& blocks, const HeadQueries& queries, uint32_t k,
                          double bytes_per_token) {
-  if (!(bytes_per_token >= 0))
+  if (!(bytes_per_token >= 0) || std::isinf(bytes_per_token))
     return refuse(
         fmt::format("{} bytes for each token: give a number above 0, or 0 for an exact "
                     "search",
                     bytes_per_token));
-  if (uint64_t{queries.count} * blocks.heads() * k > TopK::kMaxHits)
-    return refuse(fmt::format("the {} best of {} queries of {} heads: {} in all are possible", k,
-                              queries.count, blocks.heads(), TopK::kMaxHits));
+  constexpr uint32_t kLeastRoom = 256;  // of TopK, for a query
+  const uint64_t hits = uint64_t{queries.count} * blocks.heads() * std::max(k, kLeastRoom);
+  if (hits > TopK::kMaxHits)
+    return refuse(
+        fmt::format("the {} best of {} queries of {} heads: ask for fewer heads or "
+                    "queries at once ({} hits are possible, and each query takes {})",
+                    k, queries.count, blocks.heads(), TopK::kMaxHits, std::max(k, kLeastRoom)));
+  return {};
+}
+
+/// hits[head][query].
+Result<void> find_best(Blocks& blocks, PlaneBlocks& planes, std::span<const Queries> queries,
+                       const Visible& visible, uint32_t k, double bytes_per_token,
+                       std::vector<std::vector<Hit>>& hits) {
+  hits.clear();
+  std::vector<TopK> best;
+  for (const Queries& of_head : queries) {
+    auto none = TopK::of(of_head.count(), k);
+    if (!none) return none.error();
+    best.push_back(std::move(*none));
+  }
+  std::vector<KeySpan> keys;
+  const auto add = [&](uint32_t head, std::span<const KvSpan> spans) {
+    keys.clear();
+    for (const KvSpan& span : spans) keys.push_back({span.first_token, span.keys});
+    return best[head].add(queries[head], keys, visible);
+  };
+  if (auto good = blocks.for_values(Blocks::Want::KEYS, visible, add); !good) return good;
+  if (auto good = planes.open(); !good) return good;
+  for (size_t b = 0; b < blocks.count(); ++b) {
+    if (!blocks.is_framed(b) || planes.searches(b)) continue;
+    const auto add_one = [&](uint32_t head, const KvSpan& span) { return add(head, {&span, 1}); };
+    if (auto good = blocks.for_rows(b, Blocks::Want::KEYS, visible, add_one); !good) return good;
+  }
+  for (uint32_t head = 0; head < blocks.heads(); ++head) {
+    const auto found = planes.search(head, visible, k, bytes_per_token);
+    if (!found) return found.error();
+    for (uint32_t q = 0; q < queries[head].count(); ++q) {
+      best[head].add(q, found->hits[q]);
+      const std::span<const Hit> of_query = best[head].hits(q);
+      hits.emplace_back(of_query.begin(), of_query.end());
+    }
+  }
   return {};
 }
 
@@ -433,37 +545,12 @@ Result<BlockHits> top_k(const HeadsOfBlocks& heads, const HeadQueries& queries, 
   if (auto good = check_top_k(*blocks, queries, k, bytes_per_token); !good) return good.error();
   const auto wanted = queries_of(*blocks, queries);
   if (!wanted) return wanted.error();
-  std::vector<TopK> best;
-  for (uint32_t head = 0; head < blocks->heads(); ++head) {
-    auto none = TopK::of(queries.count, k);
-    if (!none) return none.error();
-    best.push_back(std::move(*none));
-  }
-  PlaneBlocks planes(*blocks);
-  std::vector<KeySpan> keys;
-  const auto add = [&](uint32_t head, std::span<const KvSpan> spans) {
-    keys.clear();
-    for (const KvSpan& span : spans) keys.push_back({span.first_token, span.keys});
-    return best[head].add((*wanted)[head], keys, queries.visible);
-  };
-  if (auto good = blocks->for_values(Blocks::Want::KEYS, queries.visible, add); !good)
-    return good.error();
-  for (size_t b = 0; b < blocks->count(); ++b) {
-    if (!blocks->is_framed(b) || planes.searches(b)) continue;
-    const auto add_one = [&](uint32_t head, const KvSpan& span) { return add(head, {&span, 1}); };
-    if (auto good = blocks->for_rows(b, Blocks::Want::KEYS, queries.visible, add_one); !good)
-      return good.error();
-  }
+  PlaneBlocks planes(*blocks, *wanted);
   BlockHits answer;
-  for (uint32_t head = 0; head < blocks->heads(); ++head) {
-    const auto found = planes.search(head, (*wanted)[head], queries.visible, k, bytes_per_token);
-    if (!found) return found.error();
-    for (uint32_t q = 0; q < queries.count; ++q) {
-      best[head].add(q, found->hits[q]);
-      const std::span<const Hit> hits = best[head].hits(q);
-      answer.hits.emplace_back(hits.begin(), hits.end());
-    }
-  }
+  const auto search_all = [&] {
+    return find_best(*blocks, planes, *wanted, queries.visible, k, bytes_per_token, answer.hits);
+  };
+  if (auto good = blocks->without_unreadable(search_all); !good) return good.error();
   answer.read = blocks->read();
   return answer;
 }
@@ -482,22 +569,27 @@ Result<BlocksRead> attend(const HeadsOfBlocks& heads, const HeadQueries& queries
   if (auto good = check_size("outputs", outputs.size(), all * channels); !good) return good.error();
   if (auto good = check_size("log_sum_exps", log_sum_exps.size(), all); !good) return good.error();
   std::vector<Attention> partials;
-  for (uint32_t head = 0; head < blocks->heads(); ++head) {
-    auto none = Attention::of(queries.count, channels);
-    if (!none) return none.error();
-    partials.push_back(std::move(*none));
-  }
   const auto add = [&](uint32_t head, std::span<const KvSpan> spans) {
     return partials[head].add((*wanted)[head], spans, queries.visible);
   };
-  if (auto good = blocks->for_values(Blocks::Want::BOTH, queries.visible, add); !good)
-    return good.error();
-  for (size_t b = 0; b < blocks->count(); ++b) {
-    if (!blocks->is_framed(b)) continue;
-    const auto add_one = [&](uint32_t head, const KvSpan& span) { return add(head, {&span, 1}); };
-    if (auto good = blocks->for_rows(b, Blocks::Want::BOTH, queries.visible, add_one); !good)
-      return good.error();
-  }
+  const auto attend_to_all = [&]() -> Result<void> {
+    partials.clear();
+    for (uint32_t head = 0; head < blocks->heads(); ++head) {
+      auto none = Attention::of(queries.count, channels);
+      if (!none) return none.error();
+      partials.push_back(std::move(*none));
+    }
+    if (auto good = blocks->for_values(Blocks::Want::BOTH, queries.visible, add); !good)
+      return good;
+    for (size_t b = 0; b < blocks->count(); ++b) {
+      if (!blocks->is_framed(b)) continue;
+      const auto add_one = [&](uint32_t head, const KvSpan& span) { return add(head, {&span, 1}); };
+      if (auto good = blocks->for_rows(b, Blocks::Want::BOTH, queries.visible, add_one); !good)
+        return good;
+    }
+    return {};
+  };
+  if (auto good = blocks->without_unreadable(attend_to_all); !good) return good.error();
   for (size_t i = 0; i < all; ++i) {
     const Attention& partial = partials[i / queries.count];
     const auto query = static_cast<uint32_t>(i % queries.count);
@@ -526,24 +618,29 @@ Result<BlocksRead> gather(const HeadsOfBlocks& heads, uint32_t part,
     if (!block) return refuse(fmt::format("no block has token {}", tokens[i]));
     by_block[*block].push_back(i);
   }
-  std::fill(rows.begin(), rows.end(), std::byte{0});
-  for (size_t b = 0; b < blocks->count(); ++b) {
-    if (by_block[b].empty()) continue;
-    const auto [least, most] =
-        std::minmax_element(by_block[b].begin(), by_block[b].end(),
-                            [&](size_t x, size_t y) { return tokens[x] < tokens[y]; });
-    const Visible wanted{tokens[*least], tokens[*most] + 1, 0};
-    const auto copy = [&](uint32_t head, const KvSpan& span) -> Result<void> {
-      for (const size_t i : by_block[b]) {
-        const uint32_t within = tokens[i] - span.first_token;
-        std::memcpy(&rows[(head * tokens.size() + i) * row_bytes], span.keys.row(within),
-                    row_bytes);
-      }
-      return {};
-    };
-    const auto want = part == 0 ? Blocks::Want::KEYS : Blocks::Want::VALUES;
-    if (auto good = blocks->for_rows(b, want, wanted, copy); !good) return good.error();
-  }
+  const auto copy_all = [&]() -> Result<void> {
+    std::fill(rows.begin(), rows.end(), std::byte{0});
+    for (size_t b = 0; b < blocks->count(); ++b) {
+      if (by_block[b].empty()) continue;
+      const auto [least, most] =
+          std::minmax_element(by_block[b].begin(), by_block[b].end(),
+                              [&](size_t x, size_t y) { return tokens[x] < tokens[y]; });
+      const Visible wanted{tokens[*least], tokens[*most] + 1, 0};
+      const auto copy = [&](uint32_t head, const KvSpan& span) -> Result<void> {
+        for (const size_t i : by_block[b]) {
+          const uint32_t within = tokens[i] - span.first_token;
+          if (within >= span.keys.tokens) return Status::DAMAGED;  // another block's by now
+          std::memcpy(&rows[(head * tokens.size() + i) * row_bytes], span.keys.row(within),
+                      row_bytes);
+        }
+        return {};
+      };
+      const auto want = part == 0 ? Blocks::Want::KEYS : Blocks::Want::VALUES;
+      if (auto good = blocks->for_rows(b, want, wanted, copy); !good) return good;
+    }
+    return {};
+  };
+  if (auto good = blocks->without_unreadable(copy_all); !good) return good.error();
   return blocks->read();
 }
 
@@ -568,21 +665,27 @@ Result<BlocksRead> digest(const HeadsOfBlocks& heads, uint32_t page_tokens, std:
   const size_t all = *pages * channels * blocks->heads();
   if (auto good = check_size("least", least.size(), all); !good) return good.error();
   if (auto good = check_size("largest", largest.size(), all); !good) return good.error();
-  for (const std::span<float> bounds : {least, largest})
-    std::fill(bounds.begin(), bounds.end(), std::numeric_limits<float>::quiet_NaN());
-  size_t page = 0;
-  for (size_t b = 0; b < blocks->count(); ++b) {
-    const auto note = [&](uint32_t head, const KvSpan& span) -> Result<void> {
-      const auto bounds = digest({span.first_token, span.keys}, page_tokens);
-      if (!bounds) return bounds.error();
-      const auto at = static_cast<ptrdiff_t>((head * *pages + page) * channels);
-      std::copy(bounds->least.begin(), bounds->least.end(), least.begin() + at);
-      std::copy(bounds->largest.begin(), bounds->largest.end(), largest.begin() + at);
-      return {};
-    };
-    if (auto good = blocks->for_rows(b, Blocks::Want::KEYS, {}, note); !good) return good.error();
-    page += (blocks->tokens(b) + page_tokens - 1) / page_tokens;
-  }
+  const auto note_all = [&]() -> Result<void> {
+    for (const std::span<float> bounds : {least, largest})
+      std::fill(bounds.begin(), bounds.end(), std::numeric_limits<float>::quiet_NaN());
+    size_t page = 0;
+    for (size_t b = 0; b < blocks->count(); ++b) {
+      const auto note = [&](uint32_t head, const KvSpan& span) -> Result<void> {
+        if (span.keys.tokens != blocks->tokens(b))
+          return Status::DAMAGED;  // another block's by now
+        const auto bounds = digest({span.first_token, span.keys}, page_tokens);
+        if (!bounds) return bounds.error();
+        const auto at = static_cast<ptrdiff_t>((head * *pages + page) * channels);
+        std::copy(bounds->least.begin(), bounds->least.end(), least.begin() + at);
+        std::copy(bounds->largest.begin(), bounds->largest.end(), largest.begin() + at);
+        return {};
+      };
+      if (auto good = blocks->for_rows(b, Blocks::Want::KEYS, {}, note); !good) return good;
+      page += (blocks->tokens(b) + page_tokens - 1) / page_tokens;
+    }
+    return {};
+  };
+  if (auto good = blocks->without_unreadable(note_all); !good) return good.error();
   return blocks->read();
 }
 

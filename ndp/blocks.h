@@ -4,7 +4,8 @@
 // A request is about some heads of one layer, which every block has, and for each of them as many
 // queries. Values are read by the layout, and not verified; frames by their directories, and what
 // is read of them is verified as frames.h and plane_keys.h say. Blocks may lie in memory that other
-// processes write to: whoever holds leases finds out afterwards whether they were intact.
+// processes write to: whoever holds leases finds out afterwards whether they were intact. If they
+// were not, an answer or an error means nothing, but nothing is written out of bounds.
 //
 // Every function returns INVALID_ARGUMENT, with a sentence that names the block, for blocks of
 // unlike layouts, of other lengths than their layout allows or that hold the same token, for a
@@ -53,10 +54,10 @@ struct HeadQueries {
 
 /// What an operation read.
 struct BlocksRead {
-  /// Numbers of the blocks of which something that was wanted is left out, in their order: of the
-  /// heads that lie in the same part as what cannot be read.
+  /// Numbers of the blocks of which something that was wanted cannot be read, in their order: they
+  /// are in no answer.
   std::vector<size_t> left_out;
-  uint64_t bytes = 0;  ///< of the blocks, as they are stored
+  uint64_t bytes = 0;  ///< of the blocks, as they are stored; of top_k() for each head anew
 };
 
 /// scores[head][query][token], tokens counted through the blocks in their order; negative infinity

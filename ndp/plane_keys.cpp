@@ -31,12 +31,12 @@ Result<void> check_open(const Shape& shape, uint32_t outer, uint32_t first_token
 }  // namespace
 
 Result<PlaneKeys> PlaneKeys::open(ConstBytes bytes, uint32_t outer, uint32_t first_token) {
-  const auto info = frame_info(bytes);
-  if (!info) return info.error();
-  const Shape& shape = info->shape;
-  if (auto good = check_open(shape, outer, first_token); !good) return good.error();
+  if (const auto info = frame_info(bytes); !info) return info.error();
+  // From here on one copy of the header counts: the bytes may be those of another block by now.
   const auto frame = open_frame(bytes);
   if (!frame) return frame.error();
+  const Shape& shape = frame->shape;
+  if (auto good = check_open(shape, outer, first_token); !good) return good.error();
 
   PlaneKeys keys;
   keys.frame_ = bytes;

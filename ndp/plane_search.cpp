@@ -223,7 +223,7 @@ class Search {
   float edge_of(const Progress& query);
   void add_offers(const Piece& piece, float edge, const Progress& query);
   void add_offer(Offer offer, uint32_t level, const Progress& query);
-  Status take(const Offer& offer, uint64_t budget, Progress& query);
+  Status take(const Offer& offer, uint64_t left, Progress& query);
   Status spend(uint64_t budget, Progress& query);
   Status finish_within(uint64_t budget, Progress& query);
 
@@ -729,15 +729,15 @@ void Search::add_offer(Offer offer, uint32_t level, const Progress& query) {
   offers_.push_back(offer);
 }
 
-/// Reads it if the budget allows.
-Status Search::take(const Offer& offer, uint64_t budget, Progress& query) {
+/// Reads it if so many bytes allow that.
+Status Search::take(const Offer& offer, uint64_t left, Progress& query) {
   Piece& piece = pieces_[offer.piece];
   const uint32_t level = query.levels[piece.tokens_at + offer.token];
   if (level == piece.all_planes()) return Status::OK;  // it came with something else
   LineSet& reads = query.reads[piece.block];
   const ConstBytes row = piece.planes->row_of(level, offer.token);
   const uint64_t cost = reads.missing(row);
-  if (bytes_of(query) + cost > budget) return Status::OK;
+  if (cost > left) return Status::OK;
   if (!piece.planes->is_coded(level)) return deepen(piece, offer.token, level + 1, query);
   if (const Status status = load(piece, level + 1); status != Status::OK) return status;
   reads.add(row);
@@ -758,10 +758,13 @@ Status Search::spend(uint64_t budget, Progress& query) {
     const double some = std::max(kRoundShare * static_cast<double>(budget - bytes),
                                  kLeastRoundShare * static_cast<double>(budget));
     for (const Offer& offer : offers_) {
-      if (static_cast<double>(bytes_of(query) - before) >= some) break;
-      if (const Status status = take(offer, budget, query); status != Status::OK) return status;
+      if (static_cast<double>(bytes - before) >= some) break;
+      const LineSet& reads = query.reads[pieces_[offer.piece].block];
+      const uint64_t had = reads.bytes();
+      const Status status = take(offer, budget - std::min(budget, bytes), query);
+      if (status != Status::OK) return status;
+      bytes += reads.bytes() - had;
     }
-    bytes = bytes_of(query);
   }
   return Status::OK;
 }

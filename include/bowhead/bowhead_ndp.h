@@ -20,14 +20,17 @@
  * leased blocks must say so (bh_kv_layout), and be the same for all. The operations of a request
  * run in the calling thread. Positions in a sequence are 32 bits.
  *
- * What is trusted. Of a compressed block everything that an operation reads is verified by
- * checksums of the frame, except what bh_ndp_topk() reads of single tokens (their last bits; with a
- * budget all bits). An uncompressed block is read as it lies. When the operation is through, every
- * lease is checked: an answer is given only if all blocks stayed in place.
+ * What is trusted. What is decoded of a compressed block is verified by checksums of the frame:
+ * everything, but in bh_ndp_topk(), for blocks of 256 tokens or more, the first bits of numbers
+ * only, or with a budget their heads (docs/ndp-topk.md). An uncompressed block is read as it lies.
+ * When the operation is through, every lease is checked: an answer is given only if all blocks
+ * stayed in place. After any other status than BH_OK the outputs are undefined.
  *
  * Numbers. Keys and values are bf16, fp16, fp8 or int8, without scales. A score is the sum of
  * products of a query and a key, times the scale; it is off by at most 2^-14 of the same sum of
- * their sizes. NaN in a query or a key makes the scores that it takes part in NaN.
+ * their sizes, where for int8 each number of a query counts as its largest. NaN in a query or a key
+ * makes the scores that it takes part in NaN; so does an infinity in a query for int8. Keys have up
+ * to 1,024 channels.
  *
  * Statuses. Besides those that a function lists, any may return BH_INVALID_ARGUMENT (also: blocks
  * of unlike layouts, of other lengths than their layout allows or that hold the same position; a
@@ -40,6 +43,7 @@
  * - BH_NOT_SUPPORTED: opaque values, fp32, or scales
  * - BH_DAMAGED, BH_UNSUPPORTED_CODEC: a compressed block cannot be read, and the request does not
  *   say that it is to be left out. The text of the error names it by its number.
+ * - BH_READ_ONLY: the handle only observes
  * - BH_MEDIA_ERROR: as for all functions of the pool. */
 #ifndef BOWHEAD_BOWHEAD_NDP_H
 #define BOWHEAD_BOWHEAD_NDP_H
@@ -56,9 +60,12 @@ extern "C" {
 /** @name States of a block after an operation
  * @{ */
 #define BH_NDP_READ 0u     /**< it is in the answer */
-#define BH_NDP_LEFT_OUT 1u /**< it cannot be read, and is missing in the answer for some heads */
+#define BH_NDP_LEFT_OUT 1u /**< a part of it that was wanted cannot be read: it is in no answer */
 #define BH_NDP_LAPSED 2u   /**< its lease did not last */
 /** @} */
+
+/** A flag of a request: a block that cannot be read is left out, and is no error. */
+#define BH_NDP_SKIP 1u
 
 /** Blocks, heads and queries. Members of queries are not used by bh_ndp_gather() and
  * bh_ndp_digest(). */
@@ -72,24 +79,25 @@ typedef struct bh_ndp_request {
   uint64_t lease_count;         /**< 1 or more */
   const uint32_t* first_tokens; /**< position of each block's first token; NULL: one block begins
                                      where the one before it ends, the first at 0 */
-  uint8_t* states;              /**< by lease: set to BH_NDP_*. NULL: a block that cannot be read is
-                                     an error; else it is left out */
+  uint8_t* states;              /**< by lease: set to BH_NDP_READ, _LEFT_OUT or _LAPSED; may be
+                                     NULL */
   const float* queries;         /**< [head][query][channels of keys] */
   uint32_t query_count;         /**< for each head, 1 to 1,024 */
-  float scale;                  /**< of scores; 0: 1 / sqrt(channels of keys) */
+  float scale;                  /**< of scores, finite and above 0; 0: 1 / sqrt(channels of
+                                     keys) */
   uint32_t visible_begin;       /**< positions before it are not visible, but for the first ones */
   uint32_t visible_end;         /**< nor those from here on; 0: the end of the last block */
   uint32_t visible_sinks;       /**< so many first positions are visible, unless they are beyond
                                      the end */
-  uint32_t reserved;            /**< zero */
+  uint32_t flags;               /**< BH_NDP_SKIP or 0 */
 } bh_ndp_request;
 
 /** What an operation did. */
 typedef struct bh_ndp_report {
   uint32_t struct_bytes; /**< sizeof */
   uint32_t left_out;     /**< blocks */
-  uint64_t stored_bytes; /**< of the leased blocks together */
-  uint64_t read_bytes;   /**< bytes of them that were read */
+  uint64_t stored_bytes; /**< of the leased blocks together, with all of their layers */
+  uint64_t read_bytes;   /**< bytes of them that were read; by bh_ndp_topk() for each head anew */
 } bh_ndp_report;
 
 /** @}
@@ -107,9 +115,11 @@ typedef struct bh_ndp_hit {
  * others are off as above, so that keys whose scores are nearer to each other may change places.
  * @param pool the pool
  * @param request blocks, heads and queries
- * @param k number of keys for each query, 1 to 2^20, at most 2^24 for all
+ * @param k number of keys for each query, 1 to 2^20; at most 2^24 for all queries of all heads,
+ *     each of which counts as 256 or more
  * @param budget_bytes 0: exact. Above: from about so many bytes for each visible token and query,
- *     where blocks are compressed and have 256 tokens or more; scores are estimates then
+ *     where blocks are compressed and have 256 tokens or more; scores are estimates then. That
+ *     saves bytes and takes longer than an exact search
  * @param hits [head][query][k], the best first; behind those that were found undefined
  * @param counts [head][query]: the number that was found; k, or of all that are visible
  * @param report may be NULL

@@ -638,7 +638,7 @@ class Job:
 # ---- computations on leased blocks: bowhead_kv.ndp ----
 
 def ndp_topk(
-    leases: Iterable[Lease],
+    leases: Iterable[Lease] | Prefix,
     queries: Any,
     k: int,
     *,
@@ -652,7 +652,7 @@ def ndp_topk(
     budget_bytes: float = 0.0,
     skip_unreadable: bool = False,
 ) -> TopK:
-    """The k best keys of each query. `queries`: float32 [head][query][channel], or
+    """The k best keys of each query. `leases`: leases, or a Prefix. `queries`: float32 [head][query][channel], or
     [query][channel] of one head, in CPU memory; heads are those from `first_head` on, by their
     numbers in the blocks, as is `layer`. `first_tokens`: positions of the blocks' first tokens;
     None: one block begins where the one before it ends. Visible are positions from `begin` to
@@ -662,7 +662,7 @@ def ndp_topk(
     cannot be read unless `skip_unreadable`."""
 
 def ndp_score(
-    leases: Iterable[Lease],
+    leases: Iterable[Lease] | Prefix,
     queries: Any,
     *,
     layer: int = 0,
@@ -677,7 +677,7 @@ def ndp_score(
     """Every score; arguments as for topk()."""
 
 def ndp_attend(
-    leases: Iterable[Lease],
+    leases: Iterable[Lease] | Prefix,
     queries: Any,
     *,
     layer: int = 0,
@@ -693,8 +693,8 @@ def ndp_attend(
     give sum(exp(l - L) o) with L = log(sum(exp(l)))."""
 
 def ndp_gather(
-    leases: Iterable[Lease],
-    tokens: Iterable[int],
+    leases: Iterable[Lease] | Prefix,
+    tokens: Iterable[int] | Any,
     part: int,
     *,
     layer: int = 0,
@@ -707,7 +707,7 @@ def ndp_gather(
     put."""
 
 def ndp_digest(
-    leases: Iterable[Lease],
+    leases: Iterable[Lease] | Prefix,
     page_tokens: int,
     *,
     layer: int = 0,

@@ -57,7 +57,9 @@ class Request {
  public:
   Request(nb::handle leases, nb::handle layer, nb::handle first_head, nb::handle first_tokens,
           bool skip_unreadable) {
-    const Items items(leases, "leases");
+    // A Prefix has its leases.
+    const Items items(nb::hasattr(leases, "leases") ? leases.attr("leases") : nb::borrow(leases),
+                      "leases");
     for (size_t i = 0; i < items.size(); ++i) {
       if (!nb::isinstance<Lease>(items[i]))
         raise_argument(PyExc_TypeError, "leases", i, "is no Lease: it is a " + type_of(items[i]));
@@ -73,10 +75,9 @@ class Request {
     request_.first_head = number<uint32_t>("first_head", first_head);
     request_.leases = leases_.data();
     request_.lease_count = leases_.size();
-    if (skip_unreadable) {
-      states_.resize(leases_.size());
-      request_.states = states_.data();
-    }
+    states_.resize(leases_.size());
+    request_.states = states_.data();
+    request_.flags = skip_unreadable ? BH_NDP_SKIP : 0;
     if (first_tokens.is_none()) return;
     const Items firsts(first_tokens, "first_tokens");
     if (firsts.size() != leases_.size())
@@ -102,14 +103,18 @@ class Request {
       raise_argument(PyExc_ValueError, "queries", kAlone,
                      "has " + std::to_string(channels) + " channels, and the keys have " +
                          std::to_string(layout().key_channels));
-    if (count > UINT32_MAX)
-      raise_argument(PyExc_ValueError, "queries", kAlone, "has too many queries");
+    if (count == 0 || count > 1024)
+      raise_argument(
+          PyExc_ValueError, "queries", kAlone,
+          "has " + std::to_string(count) + " queries for a head: 1 to 1,024 are possible");
     request_.query_count = static_cast<uint32_t>(count);
     request_.queries = queries_.data();
   }
   void set_heads(size_t heads) {
-    if (heads > UINT16_MAX)
-      raise_argument(PyExc_ValueError, "heads", kAlone, "is more than any block has");
+    if (heads == 0 || heads > layout().heads)
+      raise_argument(PyExc_ValueError, "heads", kAlone,
+                     "is " + std::to_string(heads) + ", and the blocks have " +
+                         std::to_string(layout().heads));
     request_.head_count = static_cast<uint32_t>(heads);
   }
   void set_visible(nb::handle begin, nb::handle end, nb::handle sinks, float scale) {
@@ -186,6 +191,8 @@ nb::object topk(nb::handle leases, nb::handle queries, nb::handle k_object, nb::
   const auto k = number<uint32_t>("k", k_object);
   if (k == 0 || k > 1u << 20)
     raise_argument(PyExc_ValueError, "k", kAlone, "must be 1 to 1,048,576");
+  if (request.heads() * request.queries() * k > 1u << 24)
+    raise_argument(PyExc_ValueError, "k", kAlone, "is too large for so many heads and queries");
   Answer<uint32_t> counts({request.heads(), request.queries()});
   Answer<uint32_t> tokens({request.heads(), request.queries(), k});
   Answer<float> scores({request.heads(), request.queries(), k});
@@ -226,6 +233,8 @@ nb::object attend(nb::handle leases, nb::handle queries, nb::handle layer, nb::h
   Request request(leases, layer, first_head, first_tokens, skip_unreadable);
   request.set_queries(queries);
   request.set_visible(begin, end, sinks, scale);
+  if (request.layout().value_channels == 0)
+    raise_argument(PyExc_ValueError, "leases", kAlone, "have keys only: nothing to attend to");
   Answer<float> outputs({request.heads(), request.queries(), request.layout().value_channels});
   Answer<float> sums({request.heads(), request.queries()});
   request.run([&](bh_pool* pool, const bh_ndp_request* of, bh_ndp_report* report) {
@@ -237,15 +246,23 @@ nb::object attend(nb::handle leases, nb::handle queries, nb::handle layer, nb::h
   return make("PartialAttention", fields);
 }
 
+/// Positions as a list, or as an array such as TopK has.
+std::vector<uint32_t> positions(nb::handle object) {
+  nb::ndarray<nb::ro, uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> array;
+  if (nb::try_cast(object, array, false)) return {array.data(), array.data() + array.size()};
+  std::vector<uint32_t> all;
+  const Items items(object, "tokens");
+  for (size_t i = 0; i < items.size(); ++i) all.push_back(number<uint32_t>("tokens", items[i]));
+  return all;
+}
+
 nb::object gather(nb::handle leases, nb::handle tokens_object, nb::handle part_object,
                   nb::handle layer, nb::handle first_head, nb::handle heads,
                   nb::handle first_tokens, bool skip_unreadable) {
   Request request(leases, layer, first_head, first_tokens, skip_unreadable);
   request.set_heads(number<uint32_t>("heads", heads));
   const auto part = number<uint32_t>("part", part_object);
-  std::vector<uint32_t> tokens;
-  const Items items(tokens_object, "tokens");
-  for (size_t i = 0; i < items.size(); ++i) tokens.push_back(number<uint32_t>("tokens", items[i]));
+  const std::vector<uint32_t> tokens = positions(tokens_object);
   const bh_kv_layout& layout = request.layout();
   const size_t row = size_t{part == 0 ? layout.key_channels : layout.value_channels} *
                      bytes_of_number(layout.number_format);
@@ -264,6 +281,8 @@ nb::object digest(nb::handle leases, nb::handle page_object, nb::handle layer,
   Request request(leases, layer, first_head, nb::none(), skip_unreadable);
   request.set_heads(number<uint32_t>("heads", heads));
   const auto page_tokens = number<uint32_t>("page_tokens", page_object);
+  if (page_tokens == 0)
+    raise_argument(PyExc_ValueError, "page_tokens", kAlone, "must be 1 or more");
   const size_t pages = request.pages(page_tokens), channels = request.layout().key_channels;
   Answer<float> least({request.heads(), pages, channels});
   Answer<float> largest({request.heads(), pages, channels});

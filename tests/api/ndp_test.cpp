@@ -231,9 +231,10 @@ TEST_P(Ndp, NothingIsAnsweredFromABlockThatDidNotStay) {
 TEST_P(Ndp, ABlockThatCannotBeReadIsNamedOrLeftOut) {
   std::vector<uint8_t> states(3, 77);
   bh_ndp_request request = request_for(coded_);
+  request.states = states.data();
   damage(coded_[0], 27);  // the frame's header
   EXPECT_REFUSED(top(request), BH_DAMAGED, "block 0");
-  request.states = states.data();
+  request.flags = BH_NDP_SKIP;
   ASSERT_EQ(top(request), BH_OK) << bh_last_error();
   EXPECT_EQ(states, (std::vector<uint8_t>{BH_NDP_LEFT_OUT, BH_NDP_READ, BH_NDP_READ}));
   EXPECT_EQ(report_.left_out, 1u);
@@ -262,7 +263,7 @@ TEST_P(Ndp, WrongRequestsAreRefused) {
   odd[0].struct_bytes = 3;
   const Wrong wrongs[] = {
       {with([](auto& r) { r.struct_bytes = 8; }), "struct_bytes"},
-      {with([](auto& r) { r.reserved = 1; }), "reserved"},
+      {with([](auto& r) { r.flags = 2; }), "flags"},
       {with([](auto& r) { r.leases = nullptr; }), "leases"},
       {with([](auto& r) { r.lease_count = 0; }), "lease_count"},
       {with([](auto& r) { r.lease_count = UINT64_MAX; }), "lease_count"},
@@ -288,6 +289,7 @@ TEST_P(Ndp, WrongRequestsAreRefused) {
   EXPECT_EQ(top(good, UINT32_MAX), BH_INVALID_ARGUMENT);
   EXPECT_EQ(top(good, 1, -1), BH_INVALID_ARGUMENT);
   EXPECT_EQ(top(good, 1, NAN), BH_INVALID_ARGUMENT);
+  EXPECT_EQ(top(good, 1, INFINITY), BH_INVALID_ARGUMENT);
   float one = 0;
   EXPECT_EQ(bh_ndp_score(pool_, &good, &one, 1, nullptr), BH_INVALID_ARGUMENT);
   EXPECT_EQ(bh_ndp_score(pool_, &good, &one, SIZE_MAX, nullptr), BH_INVALID_ARGUMENT);
@@ -337,7 +339,6 @@ TEST_P(Ndp, OpaqueBlocksHaveNoHeads) {
   std::vector<bh_lease> leases = {sized<bh_lease>()};
   ASSERT_EQ(bh_acquire(pool_, ns, key_of("t"), 60'000, leases.data()), BH_OK);
   bh_ndp_request request = request_for(leases);
-  request.head_count = 0;
   EXPECT_REFUSED(top(request), BH_NOT_SUPPORTED, "opaque");
   leases.push_back(coded_[0]);
   std::swap(leases[0], leases[1]);

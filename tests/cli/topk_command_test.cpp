@@ -65,6 +65,10 @@ TEST_F(TopKCommand, FindsTheSameInCompressedBlocks) {
   EXPECT_TRUE(coded["exact"]);
 }
 
+TEST_F(TopKCommand, BinaryKeysAreGivenInHex) {
+  EXPECT_EQ(json_of(topk({"61", "--hex", "--json"}))["tokens"], 300);
+}
+
 TEST_F(TopKCommand, TheTableSaysWhatWasRead) {
   const Outcome outcome = topk({"a", "b"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
@@ -104,6 +108,8 @@ TEST_F(TopKCommand, WhatCannotBeSearchedIsNamed) {
       {{"a", "nothing"}, "coded", 1, "'nothing'"},
       {{"a"}, "none", 1, "no namespace 'none'"},
       {{"text"}, "opaque", 3, "opaque"},
+      {{"text", "--queries", path("a")}, "opaque", 3, "opaque"},
+      {{"a", "--hex"}, "coded", 2, "--hex"},
       {{"a", "--layer", "1"}, "coded", 2, "layer 1"},
       {{"a", "--head", "2"}, "coded", 2, "heads"},
       {{"a", "--like", "300"}, "coded", 2, "token 300"},

@@ -6,17 +6,21 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/random.h"
 #include "compression/frame.h"
 #include "compression/frame_parts.h"
 #include "ndp/numbers.h"
+#include "ndp/plane_keys.h"
 #include "tests/support/tensors.h"
 
 namespace bowhead::test {
@@ -331,6 +335,112 @@ TEST_P(Blocks, NameWhatCannotBeRead) {
   });
   EXPECT_TRUE(std::isnan(least[(pages - 1 - 2) * layout_.key_channels]));
   for (size_t i = 0; i < row_bytes(layout_, 0); ++i) EXPECT_EQ(rows[i], std::byte{0});
+}
+
+/// Keys of one head cannot be read: the block is in the answer of no head.
+TEST(DamagedBlocks, AreLeftOutForAllHeads) {
+  const KvLayout layout = pairs_layout(NumberFormat::BF16, 1, 3, 64);
+  Sequence sequence(layout, 1);
+  for (int i = 0; i < 3; ++i) sequence.add(300, true);
+  const auto values = random_values(size_t{3} * 64, 1);
+  const HeadQueries ask{values, 1, 1, {}};
+  HeadsOfBlocks heads{sequence.blocks(), 0, 0, 3, Unreadable::SKIP};
+  const compression::ConstBytes frame = sequence.blocks()[1].bytes;
+  const auto keys = PlaneKeys::open(frame, 1, 0).value();  // of the head in the middle
+  sequence.bytes_of(1)[keys.tiles()[0].begin + keys.tiles()[0].planes->head().size() + 5] ^= 1;
+  const size_t all = sequence.tokens();
+  std::vector<float> scores(3 * all);
+  const auto scored = score(heads, ask, scores);
+  const auto found = top_k(heads, ask, 700);
+  ASSERT_TRUE(scored && found);
+  EXPECT_EQ(scored->left_out, std::vector<size_t>{1});
+  EXPECT_EQ(found->read.left_out, std::vector<size_t>{1});
+  for (uint32_t head = 0; head < 3; ++head) {
+    EXPECT_EQ(found->hits[head].size(), 600u);
+    for (size_t i = 300; i < 600; ++i) EXPECT_TRUE(std::isinf(scores[head * all + i]));
+    EXPECT_TRUE(std::isfinite(scores[head * all + 299]) && std::isfinite(scores[head * all + 600]));
+  }
+}
+
+/// Frames of so many tokens, of which the first numbers are random and the others zero.
+class PartlyRandom {
+ public:
+  PartlyRandom(const KvLayout& layout, uint32_t tokens)
+      : shape_(compression::shape_of(layout, payload_bytes(layout, tokens)).value()),
+        values_(make_tensor(shape_, compression::Content::NORMAL, 1)) {}
+  std::vector<uint8_t> frame(size_t numbers) {
+    auto values = values_;
+    std::fill(values.begin() + static_cast<ptrdiff_t>(std::min(2 * numbers, values.size())),
+              values.end(), uint8_t{0});
+    std::vector<uint8_t> frame(compression::frame_bound(shape_));
+    frame.resize(encoder_.encode(shape_, values, frame).value());
+    return frame;
+  }
+
+ private:
+  compression::Shape shape_;
+  std::vector<uint8_t> values_;
+  compression::Encoder encoder_{compression::Profile::FAST};
+};
+
+/// A block that did not stay: its bytes become those of another good frame of the same length, of
+/// more tokens, and back, at any time. Nothing is written or read out of bounds, and no answer is
+/// refused for a reason of ours.
+TEST(ReplacedBlocks, DoNoHarm) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "bytes change while they are read";
+#endif
+  for (const RowOrder order : {RowOrder::HEADS_FIRST, RowOrder::TOKENS_FIRST}) {
+    const KvLayout layout = pairs_layout(NumberFormat::BF16, 1, 2, 64, order);
+    PartlyRandom few(layout, 300), many(layout, 512);
+    std::map<size_t, std::vector<uint8_t>> by_size;
+    for (size_t i = 0; i < 60; ++i) {
+      auto frame = few.frame(300 * 4 * 64 - 41 * i);
+      by_size[frame.size()] = std::move(frame);
+    }
+    std::vector<uint8_t> one, other;
+    for (size_t i = 0; i < 3000 && one.empty(); ++i) {
+      other = many.frame(270 * 4 * 64 + 3 * i);
+      if (const auto same = by_size.find(other.size()); same != by_size.end()) one = same->second;
+    }
+    ASSERT_FALSE(one.empty());
+    auto room = one;
+    std::atomic<bool> stop = false;
+    std::thread writer([&] {
+      for (bool turn = true; !stop; turn = !turn) {
+        std::memcpy(room.data(), (turn ? other : one).data(), room.size());
+        std::this_thread::yield();
+      }
+    });
+    const StoredBlock block{&layout, room, true, payload_bytes(layout, 300), 0};
+    const HeadsOfBlocks heads{{&block, 1}, 0, 0, 2, Unreadable::SKIP};
+    const auto values = random_values(size_t{2} * 64, 1);
+    const HeadQueries ask{values, 1, 1, {}};
+    std::vector<uint32_t> tokens(300);
+    std::iota(tokens.begin(), tokens.end(), 0u);
+    constexpr size_t kScores = 2 * 300, kBounds = size_t{2} * 10 * 64;
+    std::vector<float> scores(4 * kScores, 7), least(4 * kBounds, 7), largest(4 * kBounds, 7);
+    std::vector<std::byte> rows(size_t{2} * 300 * 128);
+    const auto read = [](const auto& result) {
+      return result || result.status() == Status::DAMAGED ||
+             result.status() == Status::INVALID_ARGUMENT;  // of decoding what is not there
+    };
+    for (int i = 0; i < 1500; ++i) {
+      EXPECT_TRUE(read(score(heads, ask, std::span(scores).first(kScores))));
+      EXPECT_TRUE(read(
+          digest(heads, 32, std::span(least).first(kBounds), std::span(largest).first(kBounds))));
+      if (i % 5 != 0) continue;
+      EXPECT_TRUE(read(top_k(heads, ask, 5)));
+      EXPECT_TRUE(read(top_k(heads, ask, 5, 10)));
+      EXPECT_TRUE(read(gather(heads, 1, tokens, rows)));
+    }
+    const auto is_7 = [](float value) { return value == 7; };
+    EXPECT_TRUE(std::all_of(scores.begin() + kScores, scores.end(), is_7));
+    EXPECT_TRUE(std::all_of(least.begin() + kBounds, least.end(), is_7));
+    EXPECT_TRUE(std::all_of(largest.begin() + kBounds, largest.end(), is_7));
+    stop = true;
+    writer.join();
+  }
 }
 
 std::string name_of(const testing::TestParamInfo<size_t>& info) {

@@ -26,6 +26,7 @@ constexpr uint64_t kLeaseMs = 60'000;
 struct Arguments {
   std::string locator, namespace_name = "default";
   std::vector<std::string> keys;
+  bool hex = false;
   uint32_t layer = 0, head = 0, k = 10;
   std::optional<uint32_t> like;
   std::string queries;  // a file
@@ -152,7 +153,21 @@ void print_hits_json(const Arguments& a, const ndp::BlockHits& found, const Leas
   print(json_text(out, 2) + "\n");
 }
 
+Result<std::vector<std::string>> keys_of(const Arguments& a) {
+  std::vector<std::string> keys;
+  for (const std::string& typed : a.keys) {
+    const auto bytes = a.hex ? parse_hex(typed) : typed;
+    if (!bytes)
+      return Error{Status::INVALID_ARGUMENT,
+                   fmt::format("--hex: '{}' is not an even number of hexadecimal digits", typed)};
+    keys.push_back(*bytes);
+  }
+  return keys;
+}
+
 int run_topk(const Arguments& a) {
+  const auto keys = keys_of(a);
+  if (!keys) return fail(keys.error());
   auto pool = open_pool(a.locator);
   if (!pool) return fail(pool.error(), a.locator);
   const auto info = pool->info();
@@ -164,13 +179,17 @@ int run_topk(const Arguments& a) {
                  fmt::format("{} has no namespace '{}'", a.locator, key_text(a.namespace_name))});
   const std::string where = fmt::format("{}, namespace '{}'", a.locator, key_text(ns->name));
   Leases leases(*pool);
-  if (auto taken = leases.take(ns->id, a.keys); !taken) return fail(*pool, taken.error(), where);
+  if (auto taken = leases.take(ns->id, *keys); !taken) return fail(*pool, taken.error(), where);
 
   const ndp::HeadsOfBlocks heads{leases.blocks(), a.layer, a.head, 1, ndp::Unreadable::REFUSE};
+  if (is_opaque(*leases.blocks()[0].layout))
+    return fail({Status::NOT_SUPPORTED,
+                 where + ": its values are opaque: topk needs a namespace that was made with "
+                         "--number and --channels"});
   const uint32_t channels = leases.blocks()[0].layout->key_channels;
   const auto last = static_cast<uint32_t>(std::max<uint64_t>(leases.tokens(), 1) - 1);
   const auto values = a.queries.empty() ? query_like(heads, a.like.value_or(last))
-                                        : queries_of_file(a.queries, std::max(channels, 1u));
+                                        : queries_of_file(a.queries, channels);
   if (!values) return fail(*pool, values.error(), where);
   const ndp::HeadQueries queries{*values,
                                  static_cast<uint32_t>(values->size() / channels),
@@ -197,6 +216,7 @@ void add_topk_command(CLI::App& app, Action& action) {
   add_host_option(*command);
   command->add_option("keys", a->keys, "Keys of the blocks, in the order of the sequence")
       ->required();
+  command->add_flag("--hex", a->hex, "The keys are given as hexadecimal digits, for binary keys");
   command->add_option("--namespace", a->namespace_name, "Namespace of the keys")
       ->capture_default_str()
       ->transform(from_key_text);

@@ -113,12 +113,20 @@ def test_rows_and_bounds(sequence):
     found = np.asarray(rows.rows).view(np.uint16).astype(np.uint32) << 16
     wanted = sequence.values[1, 1, 1:][:, [339, 0, 339]]
     assert (found.view(np.float32) == wanted).all()
+    by_array = ndp.gather(sequence.leases, np.array([339, 0], np.uint32), 1, layer=1, first_head=1)
+    assert (np.asarray(by_array.rows) == np.asarray(rows.rows)[:1, :2]).all()
     bounds = ndp.digest(sequence.leases, 100, layer=1, first_head=1, heads=2)
     keys = sequence.values[1, 0, 1:]
     pages = [(0, 100), (100, 200), (200, 300), (300, 340)]
     for page, (begin, end) in enumerate(pages):
         assert (np.asarray(bounds.least)[:, page] == keys[:, begin:end].min(axis=1)).all()
         assert (np.asarray(bounds.largest)[:, page] == keys[:, begin:end].max(axis=1)).all()
+
+
+def test_a_prefix_has_its_leases(sequence):
+    with sequence.ns.acquire_prefix([b"b0", b"b1", b"b2"]) as prefix:
+        best = ndp.topk(prefix, queries_for(), 3)
+    assert (np.asarray(best.counts) == 3).all()
 
 
 def test_a_block_that_did_not_stay(sequence):
@@ -153,7 +161,10 @@ def test_leases_of_a_closed_pool(locator):
         ({"queries": queries_for()[0, 0]}, TypeError, "float32"),
         ({"queries": bf16(2 * 4 * 32, 1).reshape(2, 4, 32)}, ValueError, "32 channels"),
         ({"queries": None}, TypeError, "queries"),
-        ({"queries": np.zeros((2, 0, CHANNELS), np.float32)}, bk.Error, "query_count"),
+        ({"queries": np.zeros((2, 0, CHANNELS), np.float32)}, ValueError, "0 queries"),
+        ({"queries": np.zeros((2, 1025, CHANNELS), np.float32)}, ValueError, "1025 queries"),
+        ({"queries": np.zeros((9, 1, CHANNELS), np.float32)}, ValueError, "heads"),
+        ({"queries": np.zeros((2, 1024, CHANNELS), np.float32), "k": 1 << 20}, ValueError, "k"),
         ({"leases": []}, ValueError, "empty"),
         ({"leases": None}, TypeError, "leases"),
         ({"leases": ["x"]}, TypeError, r"leases\[0\]"),
