@@ -137,7 +137,7 @@ const std::set<std::string> kNeedOthers = {"pool_fence", "litmus",     "devices_
 
 /// Number of options in one run, for commands that take long; for others each pair has its own run.
 const std::map<std::string, size_t> kTogether = {
-    {"replay", 4},    {"codec", 4},     {"bench_pool", 9},
+    {"replay", 4},    {"codec", 4},     {"topk", 4},        {"bench_pool", 9},
     {"bench_ndp", 9}, {"bench_gpu", 9}, {"bench_codec", 9},
 };
 

@@ -113,7 +113,7 @@ TEST_F(TopKCommand, WhatCannotBeSearchedIsNamed) {
       {{"a", "--layer", "1"}, "coded", 2, "layer 1"},
       {{"a", "--head", "2"}, "coded", 2, "heads"},
       {{"a", "--like", "300"}, "coded", 2, "token 300"},
-      {{"a", "-k", "0"}, "coded", 2, "-k"},
+      {{"a", "-k", "0"}, "coded", 2, "--best"},
       {{"a", "--budget", "-1"}, "coded", 2, "--budget"},
       {{"a", "--queries", path("missing")}, "coded", 3, "missing"},
       {{"a", "--queries", "-", "--like", "1"}, "coded", 2, "--like"},
