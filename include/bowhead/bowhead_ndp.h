@@ -104,7 +104,7 @@ typedef struct bh_ndp_report {
  * @name Operations
  * @{ */
 
-/** A key among the best. */
+/** A key among the best. Never grows. */
 typedef struct bh_ndp_hit {
   float score;    /**< of the key */
   uint32_t token; /**< its position */
