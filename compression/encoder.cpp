@@ -13,18 +13,19 @@ struct ProfileRules {
   StreamCodec codec;
   int level;
   uint32_t least_saved_parts;  ///< a coded stream is kept if it saves 1 / so much at least
+  int one_stream_level;        ///< of ZSTD, for numbers of one byte; 0: they are in planes always
 };
 
 ProfileRules rules_of(Profile profile) {
   switch (profile) {
     case Profile::FAST:
-      return {StreamCodec::LZ4, 1, 16};
+      return {StreamCodec::LZ4, 1, 16, 0};
     case Profile::BALANCED:
-      return {StreamCodec::ZSTD, 1, 8};
+      return {StreamCodec::ZSTD, 1, 8, 0};
     case Profile::DENSE:
-      return {StreamCodec::ZSTD, 1, 100};
+      return {StreamCodec::ZSTD, 1, 100, 3};
   }
-  return {StreamCodec::STORED, 0, 1};
+  return {StreamCodec::STORED, 0, 1, 0};
 }
 
 /// From this number of tokens on spreads take less than a hundredth of a tile.
@@ -99,6 +100,8 @@ class Encoder::Impl {
     const size_t limit = values.size() + kStoredTileHeaderBytes;
     size_t size = number == nullptr ? encode_bytes(values, out)
                                     : encode_planes(*number, shape, tokens, values, out);
+    if (number != nullptr && number->element_bytes == 1 && rules_.one_stream_level != 0)
+      size = encode_as_one_stream(values, size == 0 ? limit : size, out);
     if (size != 0 && size < limit) return size;
     ByteWriter to(out.data());
     to.u8(BH_TILE_STORED);
@@ -112,12 +115,27 @@ class Encoder::Impl {
     const Bytes rest = out.subspan(kBytesTileHeaderBytes);
     const size_t size = coder_.encode(rules_.codec, rules_.level, values, rest, most);
     if (size == 0) return 0;
+    write_bytes_tile(rules_.codec, rest.first(size), out);
+    return kBytesTileHeaderBytes + size;
+  }
+
+  /// Numbers of one byte may repeat as bytes where no plane does. Searches then read the tile whole,
+  /// so that it has to save a 32nd. Returns `size`, and leaves `out`, if it does not.
+  size_t encode_as_one_stream(ConstBytes values, size_t size, Bytes out) {
+    const size_t most = size - std::min(size, size / 32 + kBytesTileHeaderBytes);
+    const auto codec = StreamCodec::ZSTD;
+    const size_t coded = coder_.encode(codec, rules_.one_stream_level, values, coded_, most);
+    if (coded == 0) return size;
+    write_bytes_tile(codec, Bytes(coded_).first(coded), out);
+    return kBytesTileHeaderBytes + coded;
+  }
+
+  static void write_bytes_tile(StreamCodec codec, ConstBytes coded, Bytes out) {
     ByteWriter to(out.data());
     to.u8(BH_TILE_BYTES);
-    const auto codec = static_cast<uint32_t>(rules_.codec);
-    to.u8(codec);
-    to.u32(rest_checksum(BH_TILE_BYTES, codec, rest.first(size)));
-    return kBytesTileHeaderBytes + size;
+    to.u8(static_cast<uint32_t>(codec));
+    to.u32(rest_checksum(BH_TILE_BYTES, static_cast<uint32_t>(codec), coded));
+    if (coded.data() != to.position()) to.bytes(coded);
   }
 
   /// Returns 0 if it does not fit.
