@@ -13,7 +13,7 @@ struct ProfileRules {
   StreamCodec codec;
   int level;
   uint32_t least_saved_parts;  ///< a coded stream is kept if it saves 1 / so much at least
-  int one_stream_level;        ///< of ZSTD, for numbers of one byte; 0: they are in planes always
+  int one_stream_level;        ///< of ZSTD, for numbers of one byte; 0: always planes
 };
 
 ProfileRules rules_of(Profile profile) {
@@ -119,8 +119,8 @@ class Encoder::Impl {
     return kBytesTileHeaderBytes + size;
   }
 
-  /// Numbers of one byte may repeat as bytes where no plane does. Searches then read the tile whole,
-  /// so that it has to save a 32nd. Returns `size`, and leaves `out`, if it does not.
+  /// Numbers of one byte may repeat as bytes where no plane does. Searches then read the tile
+  /// whole, so that it has to save a 32nd. Returns `size`, and leaves `out`, if it does not.
   size_t encode_as_one_stream(ConstBytes values, size_t size, Bytes out) {
     const size_t most = size - std::min(size, size / 32 + kBytesTileHeaderBytes);
     const auto codec = StreamCodec::ZSTD;

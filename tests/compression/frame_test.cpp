@@ -3,6 +3,7 @@
 // wrote is refused.
 #include "compression/frame.h"
 
+#include <bowhead/format/frame.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -331,6 +332,25 @@ TEST(Encoder, RefusesShapesWithoutValues) {
 
 /// Dense gains by tables of frequencies where nothing repeats. This needs a library with the
 /// parameter for them.
+/// Bytes that repeat from places that are no whole rows before: no plane repeats.
+TEST(Encoder, DenseTakesNumbersOfOneByteAsOneStreamWhereThatIsShorter) {
+  for (const NumberFormat kind :
+       {NumberFormat::FP8_E4M3, NumberFormat::FP8_E5M2, NumberFormat::INT8}) {
+    const Shape shape{kind, 1, 512, 64, {}};
+    auto values = make_tensor(shape, Content::NORMAL, 1);
+    const size_t before = encode(shape, values, Profile::DENSE).size();
+    for (size_t i = 40 * 64; i < values.size(); ++i)
+      if (i % 23 > 2) values[i] = values[i - 37 * 64 - 5];
+    const auto dense = encode(shape, values, Profile::DENSE);
+    EXPECT_EQ(dense[sizeof(bh_frame_header)], BH_TILE_BYTES);
+    EXPECT_LT(dense.size(), before * 9 / 10);
+    EXPECT_EQ(decode(shape, dense), values);
+    std::vector<uint8_t> prefix(values.size());
+    EXPECT_EQ(Decoder().decode_prefix(dense, 2, prefix), Status::OK);
+    EXPECT_EQ(prefix, values);  // a tile that is not in planes is exact
+  }
+}
+
 TEST(Encoder, DenseIsSmallerThanFast) {
   const Shape shape{NumberFormat::BF16, 1, 512, 64};
   const auto values = make_tensor(shape, Content::NORMAL, 1);
