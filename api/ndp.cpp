@@ -20,10 +20,6 @@ namespace ndp = bowhead::ndp;
 
 namespace {
 
-Status check_lease(bh_pool& pool, const bh_lease& lease) {
-  return pool.pool.check_lease(open_lease(lease));
-}
-
 /// A request whose pointers and sizes are sound, and whose leases hold.
 class Request {
  public:
@@ -37,8 +33,6 @@ class Request {
   const ndp::HeadQueries& queries() const { return queries_; }
   const bowhead::KvLayout& layout() const { return *blocks_[0].layout; }
   size_t query_count() const { return size_t{given_.query_count} * given_.head_count; }
-  size_t head_count() const { return given_.head_count; }
-  std::span<const ndp::StoredBlock> blocks() const { return blocks_; }
 
  private:
   const bh_lease& lease(size_t i) const {
@@ -77,7 +71,7 @@ bh_status Request::check_leases() {
   std::optional<size_t> first;
   Status status = Status::OK;
   for (size_t i = 0; i < given_.lease_count; ++i) {
-    const Status of = check_lease(*pool_, lease(i));
+    const Status of = pool_->pool.check_lease(open_lease(lease(i)));
     if (of == Status::OK) continue;
     if (of != Status::LAPSED || !first) {
       first = i;

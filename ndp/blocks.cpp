@@ -24,9 +24,6 @@ Error refuse(size_t block, const std::string& why) {
   return refuse(fmt::format("block {}: {}", block, why));
 }
 
-bool is_unreadable(Status status) {
-  return status == Status::DAMAGED || status == Status::UNSUPPORTED_CODEC;
-}
 Error cannot_read(size_t block, const Error& error) {
   return is_unreadable(error.status)
              ? Error{error.status, fmt::format("block {}: {}", block, status_text(error.status))}
@@ -154,10 +151,11 @@ class Blocks {
   }
   bool is_latent() const { return layout().parts == 1 && layout().value_channels != 0; }
 
-  /// The same of keys that are searched.
+  /// Whether opened keys are as the layout says. If the block did not stay, they may be those of
+  /// another one, whose frame is good.
   bool fits(const PlaneKeys& keys, size_t block) const {
     return keys.number() == number_format(layout()) && keys.tokens() == tokens(block) &&
-           keys.channels() == (together() ? layout().heads : 1u) * layout().key_channels;
+           keys.channels() == frame_channels();
   }
 
   /// Which rows of a token are wanted; those of one part are a span's keys.
@@ -197,13 +195,14 @@ class Blocks {
   }
 
   KvSpan read_span(size_t block, uint32_t head, Want want, const Visible& visible);
-  /// Whether decoded rows are as the layout says. If the block did not stay, they may be those of
-  /// another one, whose frame is good.
+  /// Of a row of a frame, of keys as of values.
+  uint32_t frame_channels() const {
+    return (together() ? layout().heads : 1u) * layout().key_channels;
+  }
+  /// The same of decoded rows.
   bool fits(size_t block, uint32_t first_token, const Rows& rows) const {
-    const uint32_t row_heads = together() ? layout().heads : 1;
     const uint64_t end = uint64_t{first_token} + rows.tokens;
-    return rows.number == number_format(layout()) &&
-           rows.channels == row_heads * layout().key_channels &&
+    return rows.number == number_format(layout()) && rows.channels == frame_channels() &&
            first_token >= this->first_token(block) &&
            end <= uint64_t{this->first_token(block)} + tokens(block);
   }
@@ -386,13 +385,15 @@ class PlaneBlocks {
   /// Before anything else. Some blocks are left out then, if that is wanted.
   Result<void> open();
   bool searches(size_t block) const {
-    return blocks_.is_framed(block) && blocks_.tokens(block) >= kSearchedTokens &&
-           (!blocks_.together() || whole_[block]);
+    return is_long_frame(block) && (!blocks_.together() || whole_[block]);
   }
   Result<PlaneAnswer> search(uint32_t head, const Visible& visible, uint32_t k,
                              double bytes_per_token);
 
  private:
+  bool is_long_frame(size_t block) const {
+    return blocks_.is_framed(block) && blocks_.tokens(block) >= kSearchedTokens;
+  }
   Result<PlaneKeys> open_keys(size_t block, uint32_t head) const;
   Result<void> open_head(uint32_t head);
   bool can_be_cut(const PlaneKeys& whole) const;
@@ -433,9 +434,7 @@ bool PlaneBlocks::can_be_cut(const PlaneKeys& whole) const {
 Result<void> PlaneBlocks::open() {
   if (!blocks_.together() || !finite_) return {};
   for (size_t b = 0; b < blocks_.count(); ++b) {
-    if (!blocks_.is_framed(b) || blocks_.tokens(b) < kSearchedTokens || blocks_.is_left_out(b) ||
-        whole_[b])
-      continue;
+    if (!is_long_frame(b) || blocks_.is_left_out(b) || whole_[b]) continue;
     auto keys = open_keys(b, 0);
     if (!keys) {
       if (auto good = unreadable(b, keys.error()); !good) return good;
@@ -604,11 +603,10 @@ Result<BlocksRead> gather(const HeadsOfBlocks& heads, uint32_t part,
                           std::span<const uint32_t> tokens, std::span<std::byte> rows) {
   auto blocks = Blocks::open(heads);
   if (!blocks) return blocks.error();
-  const uint32_t channels = bowhead::channels(blocks->layout(), part);
-  if (part > 1 || channels == 0)
+  const size_t row_bytes = part > 1 ? 0 : bowhead::row_bytes(blocks->layout(), part);
+  if (row_bytes == 0)
     return refuse(fmt::format("part {} of blocks of {}: keys are 0, values 1", part,
                               to_text(blocks->layout())));
-  const size_t row_bytes = size_t{channels} * element_bytes(number_format(blocks->layout()));
   if (rows.size() != row_bytes * tokens.size() * blocks->heads())
     return refuse(fmt::format("space of {} bytes for rows, and not {}", rows.size(),
                               row_bytes * tokens.size() * blocks->heads()));

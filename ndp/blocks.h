@@ -4,8 +4,8 @@
 // A request is about some heads of one layer, which every block has, and for each of them as many
 // queries. Values are read by the layout, and not verified; frames by their directories, and what
 // is read of them is verified as frames.h and plane_keys.h say. Blocks may lie in memory that other
-// processes write to: whoever holds leases finds out afterwards whether they were intact. If they
-// were not, an answer or an error means nothing, but nothing is written out of bounds.
+// processes write to: the caller checks its leases after the operation. If one has lapsed, answers
+// and errors mean nothing, but nothing was written out of bounds.
 //
 // Every function returns INVALID_ARGUMENT, with a sentence that names the block, for blocks of
 // unlike layouts, of other lengths than their layout allows or that hold the same token, for a

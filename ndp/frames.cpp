@@ -23,10 +23,6 @@ bool has_latent_values(const FramedKv& block) {
   return block.values.frame.empty() && block.value_channels != 0;
 }
 
-bool is_unreadable(Status status) {
-  return status == Status::DAMAGED || status == Status::UNSUPPORTED_CODEC;
-}
-
 Error refuse(size_t block, const std::string& why) {
   return {Status::INVALID_ARGUMENT, fmt::format("block {}: {}", block, why)};
 }

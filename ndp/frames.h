@@ -41,6 +41,10 @@ enum class Unreadable {
   SKIP     ///< the block is left out and named, the others are answered
 };
 
+inline bool is_unreadable(Status status) {
+  return status == Status::DAMAGED || status == Status::UNSUPPORTED_CODEC;
+}
+
 /// For one thread at a time. Allocates when it meets more tokens than before.
 class FrameReader {
  public:

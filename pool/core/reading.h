@@ -347,7 +347,8 @@ Status Reading<A>::status_of(const Lease& lease, const typename Leases<A>::Held&
 }
 
 /// A lease that is active here was so at every read before the fence: no process reused the block
-/// (L2), which the caller's reads saw as it was.
+/// (L2), so the caller read its bytes. Loads acquire: the state is read again after the stamp, so
+/// that no lease is revoked between them unseen.
 template <class A>
 Status Reading<A>::check_lease(const Lease& lease) {
   c_.access.fence();
