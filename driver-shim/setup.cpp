@@ -19,6 +19,7 @@ namespace {
 
 constexpr auto kWaitMost = std::chrono::seconds(10);
 constexpr auto kWaitStep = std::chrono::milliseconds(20);
+constexpr auto kBindAgain = std::chrono::seconds(1);
 constexpr int kMostNames = 10;
 constexpr const char* kAutoOnline = "/sys/devices/system/memory/auto_online_blocks";
 constexpr const char* kAutoProbe = "/sys/bus/dax/drivers_autoprobe";
@@ -139,8 +140,7 @@ Result<Parts> parts_for(const HostFiles& files, const Inventory& inventory,
 /// Steps from a dax device without a driver to the mode.
 void add_dax_steps(SetupPlan& plan, bool as_node) {
   const auto bind = [&](const std::string& driver) {
-    plan.steps.push_back(write(driver + "/new_id", "$dax"));
-    plan.steps.push_back({Step::Kind::WAIT, driver + "/$dax", "", ""});
+    plan.steps.push_back({Step::Kind::BIND, driver, "$dax", ""});
   };
   const std::string devdax = dax_driver("device_dax");
   plan.steps.push_back({Step::Kind::WAIT, fmt::format("{}/$dax", kDaxDevices), "", ""});
@@ -273,15 +273,41 @@ Error interrupted(const std::string& what) {
   return refuse(Status::CANCELLED, "interrupted before: " + what);
 }
 
-Result<void> wait_for(const HostFiles& files, const std::string& path, const SetupHooks& hooks) {
-  const auto end = std::chrono::steady_clock::now() + kWaitMost;
+/// Whether `path` appears within `most`.
+Result<bool> appears(const HostFiles& files, const std::string& path, const SetupHooks& hooks,
+                     std::chrono::seconds most) {
+  const auto end = std::chrono::steady_clock::now() + most;
   while (!files.exists(path)) {
     if (hooks.interrupted()) return interrupted(path + " appeared");
-    if (std::chrono::steady_clock::now() > end)
-      return refuse(Status::SYSTEM, path + " did not appear within 10 s");
+    if (std::chrono::steady_clock::now() > end) return false;
     std::this_thread::sleep_for(kWaitStep);
   }
-  return {};
+  return true;
+}
+
+Error absent(const std::string& path) {
+  return refuse(Status::SYSTEM, path + " did not appear within 10 s");
+}
+
+Result<void> wait_for(const HostFiles& files, const std::string& path, const SetupHooks& hooks) {
+  const Result<bool> there = appears(files, path, hooks, kWaitMost);
+  if (!there) return there.error();
+  return *there ? Result<void>() : absent(path);
+}
+
+/// A device has its name in sysfs a moment before the kernel's list of the bus has it, which a
+/// driver with a new name goes through: then nothing is bound. The name is written again, which
+/// has the driver go through the list again.
+Result<void> bind_driver(const HostFiles& files, const std::string& driver, const std::string& dax,
+                         const SetupHooks& hooks) {
+  const std::string bound = driver + "/" + dax;
+  for (auto waited = std::chrono::seconds(0); waited < kWaitMost; waited += kBindAgain) {
+    if (auto written = files.write(driver + "/new_id", dax); !written) return written;
+    const Result<bool> there = appears(files, bound, hooks, kBindAgain);
+    if (!there) return there.error();
+    if (*there) return {};
+  }
+  return absent(bound);
 }
 
 /// Another program may take the name between the two calls: then there is another.
@@ -319,6 +345,8 @@ Result<void> take(const HostFiles& files, const Step& step, Names& names, const 
       return make_region(files, path, names);
     case Step::Kind::WAIT:
       return wait_for(files, path, hooks);
+    case Step::Kind::BIND:
+      return bind_driver(files, path, names.in(step.value), hooks);
     case Step::Kind::FIND_NO_POOL:
       return find_no_pool(path, names.dax, hooks);
     case Step::Kind::WRITE_IF:
@@ -337,6 +365,8 @@ std::string line_of(const Step& step) {
           "  region=$(cat {0})\n  echo $region >{0}\n  dax=dax${{region#region}}.0\n", step.path);
     case Step::Kind::WAIT:
       return fmt::format("  wait_for {}\n", step.path);
+    case Step::Kind::BIND:
+      return fmt::format("  bind_driver {} {}\n", step.path, step.value);
     case Step::Kind::FIND_NO_POOL:
       return fmt::format(
           "  # A part of a pool on joined media is not found here.\n"
@@ -415,10 +445,19 @@ Result<SetupPlans> plan_setup(const HostFiles& files, const Inventory& inventory
 std::string script_of(const SetupPlan& plan) {
   std::string script = fmt::format("# {}\n(\n  set -eu\n", plan.what);
   script +=
-      "  wait_for() {\n"
-      "    for i in $(seq 100); do [ ! -e $1 ] || return 0; sleep 0.1; done\n"
+      "  appears() {\n"
+      "    for i in $(seq $(($2 * 10))); do [ ! -e $1 ] || return 0; sleep 0.1; done\n"
+      "    return 1\n  }\n"
+      "  absent() {\n"
       "    echo \"$1 did not appear within 10 s\" >&2\n"
-      "    exit 1\n  }\n";
+      "    exit 1\n  }\n"
+      "  wait_for() { appears $1 10 || absent $1; }\n"
+      "  bind_driver() {\n"
+      "    for again in $(seq 10); do\n"
+      "      echo $2 >$1/new_id\n"
+      "      ! appears $1/$2 1 || return 0\n"
+      "    done\n"
+      "    absent $1/$2\n  }\n";
   script += "  taken=0\n  finish() {\n    set +e\n";
   for (const auto& [of, step] : plan.undo)
     script += fmt::format("    [ $taken -le {} ] || [ $taken -ge {} ] || {}", of, plan.keep,

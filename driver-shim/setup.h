@@ -22,6 +22,7 @@ struct Step {
     WRITE,        ///< `value` to `path`
     WRITE_IF,     ///< the same if `condition` exists
     WAIT,         ///< until `path` exists
+    BIND,         ///< the dax device `value` to the driver whose folder is `path`
     FIND_NO_POOL  ///< in the memory of the devdax $dax
   };
   Kind kind = Kind::WRITE;

@@ -5,8 +5,10 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <fstream>
+#include <thread>
 
 #include "tests/driver-shim/recorded_host.h"
 
@@ -25,7 +27,8 @@ Result<SetupPlans> plan(const RecordedHost& host, const SetupChoice& choice = {}
 
 std::string value_written(const SetupPlan& plan, const std::string& end_of_path) {
   for (const Step& step : plan.steps) {
-    if (step.kind == Step::Kind::WRITE && step.path.ends_with(end_of_path)) return step.value;
+    const bool writes = step.kind == Step::Kind::WRITE || step.kind == Step::Kind::BIND;
+    if (writes && step.path.ends_with(end_of_path)) return step.value;
   }
   return "nothing";
 }
@@ -47,7 +50,7 @@ TEST(Setup, MakesARegionOfEachDeviceInTheOrderOfSerialNumbers) {
     EXPECT_EQ(value_written(made, "$region/size"), "0x20000000");
     const std::string decoder = value_written(made, "/target0");
     EXPECT_EQ(decoder, "decoder" + found.memory_device(name)->endpoint.substr(8) + ".0");
-    EXPECT_EQ(value_written(made, "/drivers/device_dax/new_id"), "$dax");
+    EXPECT_EQ(value_written(made, "/drivers/device_dax"), "$dax");
   }
 }
 
@@ -102,7 +105,7 @@ TEST(Setup, CompletesADaxDeviceWithoutDriver) {
   ASSERT_EQ(plans->plans.size(), 1u);
   EXPECT_EQ(plans->plans[0].dax, "dax0.0");
   EXPECT_EQ(value_written(plans->plans[0], "/create_ram_region"), "nothing");
-  EXPECT_EQ(value_written(plans->plans[0], "/drivers/device_dax/new_id"), "$dax");
+  EXPECT_EQ(value_written(plans->plans[0], "/drivers/device_dax"), "$dax");
 }
 
 TEST(Setup, NamesTheDriverThatIsMissing) {
@@ -132,7 +135,7 @@ TEST(Setup, ANodeIsOnlineAsMovable) {
   const SetupPlan& made = plans->plans[0];
   EXPECT_EQ(value_written(made, kPolicy), "online_movable");
   EXPECT_EQ(value_written(made, kProbe), "0");
-  EXPECT_EQ(value_written(made, "/drivers/kmem/new_id"), "$dax");
+  EXPECT_EQ(value_written(made, "/drivers/kmem"), "$dax");
   ASSERT_EQ(made.at_end.size(), 2u);
   EXPECT_EQ(made.at_end[0].value, "1");
   EXPECT_EQ(made.at_end[1].value, "online");
@@ -180,6 +183,37 @@ TEST(Setup, CarriesThePlanOut) {
   EXPECT_EQ(text(kProbe), "1");
   EXPECT_EQ(text("/sys/bus/cxl/devices/decoder0.0/delete_region"), "");
   EXPECT_EQ(text("/sys/bus/dax/drivers/device_dax/unbind"), "");
+}
+
+/// A kernel that binds the device when its name comes to the driver the second time, as where the
+/// driver went through the devices the first time before the list had the new one.
+class LateKernel {
+ public:
+  explicit LateKernel(const RecordedHost& host) : host_(host) { host.remove(kBound); }
+  int offered() const { return offered_; }
+  void look() {
+    if (!host_.files().text(kNewId).value_or("").starts_with("dax0.0")) return;
+    host_.set(kNewId, "");
+    if (++offered_ == 2) host_.set(kBound, "");
+  }
+
+ private:
+  static constexpr const char* kNewId = "/sys/bus/dax/drivers/device_dax/new_id";
+  static constexpr const char* kBound = "/sys/bus/dax/drivers/device_dax/dax0.0";
+  const RecordedHost& host_;
+  int offered_ = 0;
+};
+
+TEST(Setup, OffersADeviceToItsDriverAgain) {
+  const RecordedHost host("unused");
+  const auto plans = plan(host, {.devices = {"mem0"}});
+  ASSERT_TRUE(plans) << plans.error().message();
+  prepare(host);
+  LateKernel kernel(host);
+  const auto look = [&] { return kernel.look(), false; };
+  const auto dax = carry_out(host.files(), plans->plans[0], hooks(false, look));
+  ASSERT_TRUE(dax) << dax.error().message();
+  EXPECT_EQ(kernel.offered(), 2);
 }
 
 TEST(Setup, MakesANodeOnlyOfMemoryWithoutAPool) {
@@ -342,8 +376,9 @@ TEST(Setup, TheScriptDoesTheSame) {
   EXPECT_EQ(run_script(host, plans->plans[0]), 0);
   const auto text = [&](const std::string& path) { return host.files().text(path).value_or(""); };
   for (const Step& step : plans->plans[0].steps) {
-    if (step.kind != Step::Kind::WRITE || step.path == kProbe) continue;
-    std::string path = step.path, value = step.value;
+    const bool binds = step.kind == Step::Kind::BIND;
+    if ((step.kind != Step::Kind::WRITE && !binds) || step.path == kProbe) continue;
+    std::string path = step.path + (binds ? "/new_id" : ""), value = step.value;
     if (const size_t at = path.find("$region"); at != path.npos) path.replace(at, 7, "region0");
     if (value == "$region") value = "region0";
     if (value == "$dax") value = "dax0.0";
@@ -351,6 +386,22 @@ TEST(Setup, TheScriptDoesTheSame) {
   }
   EXPECT_EQ(text(kProbe), "1");
   EXPECT_EQ(text("/sys/bus/cxl/devices/decoder0.0/delete_region"), "");
+}
+
+TEST(Setup, TheScriptOffersADeviceToItsDriverAgain) {
+  const RecordedHost host("unused");
+  const auto plans = plan(host, {.devices = {"mem0"}});
+  ASSERT_TRUE(plans) << plans.error().message();
+  prepare(host);
+  LateKernel kernel(host);
+  std::jthread looking([&](const std::stop_token& end) {
+    for (; !end.stop_requested(); std::this_thread::sleep_for(std::chrono::milliseconds(5)))
+      kernel.look();
+  });
+  EXPECT_EQ(run_script(host, plans->plans[0]), 0);
+  looking.request_stop();
+  looking.join();
+  EXPECT_EQ(kernel.offered(), 2);
 }
 
 TEST(Setup, TheScriptUndoesWhatItBeganIfAStepFails) {
