@@ -110,6 +110,33 @@ BOWHEAD_INLINE float sum_of(Floats lanes) {
   return sum;
 }
 
+/// The sums of as many vectors as there are lanes, each in its own lane.
+BOWHEAD_INLINE Floats sums_of(const Floats* of) {
+  // Each step adds two halves, quarters, ... of two vectors, so that half as many remain.
+  Floats some[kLanes / 2];
+#pragma GCC unroll 4
+  for (uint32_t i = 0; i < kLanes / 2; ++i) {
+    const Floats a = of[2 * i], b = of[2 * i + 1];
+#if BOWHEAD_VECTOR_BYTES == 32
+    some[i] = __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13) +
+              __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15);
+  }
+#pragma GCC unroll 2
+  for (uint32_t i = 0; i < 2; ++i) {
+    const Floats a = some[2 * i], b = some[2 * i + 1];
+    some[i] = __builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13) +
+              __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15);
+  }
+  return __builtin_shufflevector(some[0], some[1], 0, 1, 2, 3, 8, 9, 10, 11) +
+         __builtin_shufflevector(some[0], some[1], 4, 5, 6, 7, 12, 13, 14, 15);
+#else
+    some[i] = __builtin_shufflevector(a, b, 0, 4, 1, 5) + __builtin_shufflevector(a, b, 2, 6, 3, 7);
+  }
+  return __builtin_shufflevector(some[0], some[1], 0, 1, 4, 5) +
+         __builtin_shufflevector(some[0], some[1], 2, 3, 6, 7);
+#endif
+}
+
 /// kQueries queries from `q` on, 8 / kQueries tokens at a time.
 template <NumberFormat kNumber, uint32_t kQueries>
 void score_some(const Queries& queries, uint32_t q, const Rows& keys, uint32_t first,
@@ -119,19 +146,23 @@ void score_some(const Queries& queries, uint32_t q, const Rows& keys, uint32_t f
     // Behind the last token it stands in for others, whose scores mean nothing.
     const uint8_t* rows[kTokens];
     for (uint32_t t = 0; t < kTokens; ++t) rows[t] = keys.row(first + std::min(at + t, count - 1));
-    Floats sums[kTokens][kQueries] = {};
+    Floats sums[8] = {};
     for_channels(keys.channels, [&](uint32_t channel, uint32_t channels) BOWHEAD_INLINE_LAMBDA {
+#pragma GCC unroll 8
       for (uint32_t t = 0; t < kTokens; ++t) {
         const Floats key = load_channels<kNumber>(rows[t], channel, channels);
+#pragma GCC unroll 8
         for (uint32_t i = 0; i < kQueries; ++i)
-          sums[t][i] += key * load<Floats>(queries.floats(q + i) + channel);
+          sums[t * kQueries + i] += key * load<Floats>(queries.floats(q + i) + channel);
       }
     });
+    float all[8];
+    for (uint32_t i = 0; i < 8; i += kLanes) store(all + i, sums_of(sums + i));
     for (uint32_t t = 0; t < kTokens; ++t) {
       const uint32_t token = first + std::min(at + t, count - 1);
       const float scale = queries.scale() * (keys.scales == nullptr ? 1 : keys.scales[token]);
       for (uint32_t i = 0; i < kQueries; ++i)
-        scores[(q + i) * kTileTokens + at + t] = sum_of(sums[t][i]) * scale;
+        scores[(q + i) * kTileTokens + at + t] = all[t * kQueries + i] * scale;
     }
   }
 }
@@ -155,6 +186,7 @@ void weigh_some(const float* weights, const Rows& values, uint32_t first, uint32
     Floats lanes[kQueries] = {};
     for (uint32_t i = 0; i < count; ++i) {
       const Floats value = load_channels<kNumber>(values.row(first + i), channel, channels);
+#pragma GCC unroll 8
       for (uint32_t q = 0; q < kQueries; ++q) lanes[q] += value * weights[q * kTileTokens + i];
     }
     for (uint32_t q = 0; q < kQueries; ++q) {
@@ -244,28 +276,6 @@ void dots(const float* query, const int16_t* rows, uint32_t count, uint32_t chan
   }
 }
 
-BOWHEAD_INLINE Words whole(const int16_t* at) {
-  return Words(__builtin_convertvector(load<Shorts>(at), Integers));
-}
-
-/// In as many lanes as floats.
-void products(const Products& in, int32_t* sums) {
-  for (uint32_t i = 0; i < in.count; ++i, sums += kProductQueries) {
-    const int16_t* row = in.rows + size_t{i} * in.channels;
-    Words lanes[kProductQueries] = {};
-    for (uint32_t c = 0; c < in.channels; c += kLanes) {
-      const Words key = whole(row + c);
-      for (uint32_t q = 0; q < kProductQueries; ++q)
-        lanes[q] += key * whole(in.queries + size_t{q} * in.channels + c);
-    }
-    for (uint32_t q = 0; q < kProductQueries; ++q) {
-      uint32_t sum = 0;
-      for (uint32_t lane = 0; lane < kLanes; ++lane) sum += lanes[q][lane];
-      sums[q] = static_cast<int32_t>(sum);
-    }
-  }
-}
-
 typedef double Doubles __attribute__((vector_size(BOWHEAD_VECTOR_BYTES)));
 
 void exact(const double* queries, const double* rows, uint32_t channels, double* sums) {
@@ -274,6 +284,7 @@ void exact(const double* queries, const double* rows, uint32_t channels, double*
     const double *a = rows + size_t{i} * channels, *b = a + channels;
     Doubles of_a[kParts] = {}, of_b[kParts] = {};
     for (uint32_t c = 0; c < channels; ++c) {
+#pragma GCC unroll 4
       for (uint32_t part = 0; part < kParts; ++part) {
         const Doubles query =
             load<Doubles>(queries + size_t{c} * kProductQueries + part * kDoubles);

@@ -12,6 +12,31 @@
 #include "ndp/kernels_lanes.h"
 
 namespace bowhead::ndp {
+namespace {
+
+BOWHEAD_INLINE Words whole(const int16_t* at) {
+  return Words(__builtin_convertvector(load<Shorts>(at), Integers));
+}
+
+/// In as many lanes as floats.
+void products(const Products& in, int32_t* sums) {
+  for (uint32_t i = 0; i < in.count; ++i, sums += kProductQueries) {
+    const int16_t* row = in.rows + size_t{i} * in.channels;
+    Words lanes[kProductQueries] = {};
+    for (uint32_t c = 0; c < in.channels; c += kLanes) {
+      const Words key = whole(row + c);
+      for (uint32_t q = 0; q < kProductQueries; ++q)
+        lanes[q] += key * whole(in.queries + size_t{q} * in.channels + c);
+    }
+    for (uint32_t q = 0; q < kProductQueries; ++q) {
+      uint32_t sum = 0;
+      for (uint32_t lane = 0; lane < kLanes; ++lane) sum += lanes[q][lane];
+      sums[q] = static_cast<int32_t>(sum);
+    }
+  }
+}
+
+}  // namespace
 
 const Kernels kKernelsNeon = {"neon", score, weigh,    largest, exponentials,
                               select, dots,  products, exact,   bounds};
