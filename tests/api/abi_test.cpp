@@ -670,12 +670,14 @@ TEST_F(Abi, HandlesAreForkedInTheChild) {
     as_expected = bh_reserve(pool_, ns_, {"n", 1}, 100, &other) == BH_FORKED && as_expected;
     as_expected = bh_commit(pool_, &room) == BH_FORKED && as_expected;
     as_expected = bh_abort(pool_, &room) == BH_FORKED && as_expected;
+#if !defined(__SANITIZE_THREAD__)  // which ends at a thread whose id one had before the fork
     bh_pool* own = nullptr;
     bh_namespace_id ns = 0;
     as_expected = bh_pool_open(locator_.c_str(), 0, &own) == BH_OK && as_expected;
     as_expected = bh_namespace_open(own, "test", "bytes", &ns) == BH_OK && as_expected;
     as_expected = bh_get(own, ns, {"k", 1}, &piece, 1, &length) == BH_OK && as_expected;
     bh_pool_close(own);
+#endif
     bh_pool_close(pool_);
     _exit(as_expected ? 0 : 1);
   }
