@@ -41,10 +41,12 @@ class Request {
   }
   bh_status add_blocks();
   bh_status check_leases();
+  bh_status set_views();
 
   bh_pool* pool_ = nullptr;
   bh_ndp_request given_{};
   std::vector<ndp::StoredBlock> blocks_;
+  std::vector<ndp::Visible> views_;
   ndp::HeadQueries queries_;
 };
 
@@ -122,9 +124,27 @@ bh_status Request::set_queries() {
   queries_.count = given_.query_count;
   queries_.scale =
       given_.scale == 0 ? 1 / std::sqrt(static_cast<float>(std::max(channels, 1u))) : given_.scale;
-  queries_.visible = {given_.visible_begin,
-                      given_.visible_end == 0 ? UINT32_MAX : given_.visible_end,
-                      given_.visible_sinks};
+  queries_.soft_cap = given_.soft_cap;
+  return set_views();
+}
+
+bh_status Request::set_views() {
+  if ((given_.views == nullptr) != (given_.view_count == 0))
+    return fail(BH_INVALID_ARGUMENT, "{}: request->views is {}NULL, and request->view_count {}",
+                current_function, given_.views == nullptr ? "" : "not ", given_.view_count);
+  if (given_.views == nullptr) return BH_OK;
+  if (given_.view_count != 1 && given_.view_count != given_.query_count)
+    return fail(BH_INVALID_ARGUMENT,
+                "{}: request->view_count is {}: give 1 for all queries, or {} for each of them",
+                current_function, given_.view_count, given_.query_count);
+  for (uint32_t i = 0; i < given_.view_count; ++i) {
+    const bh_ndp_view& view = given_.views[i];
+    views_.push_back({view.begin, view.end == 0 ? UINT32_MAX : view.end, view.sinks});
+  }
+  if (given_.view_count == 1)
+    queries_.views = views_[0];
+  else
+    queries_.views = std::span<const ndp::Visible>(views_);
   return BH_OK;
 }
 

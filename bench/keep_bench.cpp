@@ -130,7 +130,7 @@ class Head {
     std::vector<float> sums;
     for (uint32_t q = 0; q < group_; ++q) sums.push_back(attention.log_sum_exp(q));
     const ndp::KeySpan span{0, keys_};
-    const auto done = ndp::add_mass(queries, {&span, 1}, {.end = visible}, sums, mass);
+    const auto done = ndp::add_mass(queries, {&span, 1}, ndp::Visible{.end = visible}, sums, mass);
     BOWHEAD_ASSERT(done);
   }
 

@@ -106,7 +106,7 @@ class Head {
     }));
     rates.rows.push_back(rate_of(seen, [&] {
       auto best = ndp::TopK::of(queries.count(), k).value();
-      BOWHEAD_ASSERT(best.add(queries, blocks, {.end = seen}));
+      BOWHEAD_ASSERT(best.add(queries, blocks, ndp::Visible{.end = seen}));
       BOWHEAD_ASSERT(!best.hits(0).empty());
     }));
   }
@@ -223,10 +223,12 @@ Result<void> TopKRows::measure_exact(Head& head, uint32_t h, size_t at) {
   const std::vector<float> values = queries_at(h, at);
   const ndp::Queries queries = ready(values);
   Result<PlaneAnswer> answer = PlaneAnswer(), fast = PlaneAnswer();
-  rates_.one_pass.push_back(
-      rate_of(seen, [&] { fast = ndp::exact_top_k(queries, head.blocks(), {.end = seen}, k); }));
+  rates_.one_pass.push_back(rate_of(seen, [&] {
+    fast = ndp::exact_top_k(queries, head.blocks(), ndp::Visible{.end = seen}, k);
+  }));
   rates_.fewest_bytes.push_back(rate_of(seen, [&] {
-    answer = ndp::exact_top_k(queries, head.blocks(), {.end = seen}, k, Reading::FEWEST_BYTES);
+    answer = ndp::exact_top_k(queries, head.blocks(), ndp::Visible{.end = seen}, k,
+                              Reading::FEWEST_BYTES);
   }));
   if (!answer) return answer.error();
   if (!fast) return fast.error();
@@ -265,8 +267,8 @@ void TopKRows::measure_near(const Head& head, uint32_t h, size_t at) {
   for (size_t b = 0; b < std::size(kBits); ++b) {
     Result<PlaneAnswer> answer = PlaneAnswer();
     near_[b].rates.push_back(rate_of(seen, [&] {
-      answer = ndp::approximate_top_k(queries, head.blocks(), {.end = seen}, kNearWanted,
-                                      kBits[b] * channels / 8);
+      answer = ndp::approximate_top_k(queries, head.blocks(), ndp::Visible{.end = seen},
+                                      kNearWanted, kBits[b] * channels / 8);
     }));
     for (uint32_t q = 0; q < group(); ++q) {
       double found = 0, mass = 0, all = 0, most = 0;

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -13,14 +14,6 @@ namespace {
 
 /// Kernels write whole registers.
 size_t padded(uint32_t channels) { return (size_t{channels} + 63) / 64 * 64; }
-
-/// Scores of a tile; those behind its tokens are never chosen.
-void score_whole_tile(const Kernels& kernels, const Queries& queries, const Rows& keys,
-                      uint32_t first, uint32_t count, float* scores) {
-  kernels.score(queries, keys, first, count, scores);
-  for (uint32_t q = 0; q < queries.count() && count < kTileTokens; ++q)
-    std::fill(scores + q * kTileTokens + count, scores + (q + 1) * kTileTokens, kNever);
-}
 
 }  // namespace
 
@@ -43,11 +36,12 @@ Result<Attention> Attention::of(uint32_t queries, uint32_t channels) {
 }
 
 Result<void> Attention::add(const Queries& queries, std::span<const KvSpan> spans,
-                            const Visible& visible) {
+                            const Views& views) {
   if (queries.count() != queries_)
     return Error{Status::INVALID_ARGUMENT, fmt::format("{} queries, while this is attention of {}",
                                                        queries.count(), queries_)};
   if (auto good = check_spans(spans, &queries); !good) return good;
+  if (auto good = views.check(queries_); !good) return good;
   for (size_t i = 0; i < spans.size(); ++i) {
     if (spans[i].values.channels != channels_)
       return Error{Status::INVALID_ARGUMENT,
@@ -56,19 +50,21 @@ Result<void> Attention::add(const Queries& queries, std::span<const KvSpan> span
   }
   for (size_t i = 0; i < spans.size(); ++i) {
     fetch_ahead(spans, i);
-    for_tiles(spans[i].first_token, spans[i].keys.tokens, visible,
-              [&](uint32_t first, uint32_t count) { add_tile(queries, spans[i], first, count); });
+    for_tiles(
+        spans[i].first_token, spans[i].keys.tokens, views.any(),
+        [&](uint32_t first, uint32_t count) { add_tile(queries, spans[i], first, count, views); });
   }
   return {};
 }
 
 /// Sums are relative to the largest score so far: where a tile has a larger one, earlier sums are
 /// scaled down.
-void Attention::add_tile(const Queries& queries, const KvSpan& span, uint32_t first,
-                         uint32_t count) {
+void Attention::add_tile(const Queries& queries, const KvSpan& span, uint32_t first, uint32_t count,
+                         const Views& views) {
   const Kernels& use = kernels();
   const size_t stride = padded(channels_);
-  score_whole_tile(use, queries, span.keys, first, count, tile_.data());
+  const uint32_t position = span.first_token + first;
+  score_tile(queries, views, span.first_token, span.keys, first, count, tile_.data());
   for (uint32_t q = 0; q < queries_; ++q) {
     float* scores = &tile_[size_t{q} * kTileTokens];
     const float largest = use.largest(scores);
@@ -85,7 +81,18 @@ void Attention::add_tile(const Queries& queries, const KvSpan& span, uint32_t fi
     if (span.values.scales == nullptr) continue;
     for (uint32_t i = 0; i < count; ++i) scores[i] *= span.values.scales[first + i];
   }
-  use.weigh(tile_.data(), queries_, span.values, first, count, sums_.data(), stride);
+  if (views.have_all(queries_, position, count)) {
+    use.weigh(tile_.data(), queries_, span.values, first, count, sums_.data(), stride);
+    return;
+  }
+  // Values that a query does not see may be infinite or NaN, which no weight makes zero.
+  for (uint32_t q = 0; q < queries_; ++q) {
+    for_visible(position, count, views.of(q), [&](uint32_t from, uint32_t some) {
+      std::array<float, kTileTokens> weights{};
+      std::copy_n(&tile_[size_t{q} * kTileTokens + from], some, weights.begin());
+      use.weigh(weights.data(), 1, span.values, first + from, some, &sums_[q * stride], stride);
+    });
+  }
 }
 
 Result<void> Attention::merge(const Attention& other) {
@@ -137,10 +144,10 @@ float Attention::log_sum_exp(uint32_t query) const {
   return weights_[query] == 0 ? kNever : largest_[query] + std::log(weights_[query]);
 }
 
-Result<void> add_mass(const Queries& queries, std::span<const KeySpan> spans,
-                      const Visible& visible, std::span<const float> log_sum_exps,
-                      std::span<float> mass) {
+Result<void> add_mass(const Queries& queries, std::span<const KeySpan> spans, const Views& views,
+                      std::span<const float> log_sum_exps, std::span<float> mass) {
   if (auto good = check_spans(spans, &queries); !good) return good;
+  if (auto good = views.check(queries.count()); !good) return good;
   size_t all = 0;
   for (const KeySpan& span : spans) all += span.keys.tokens;
   if (mass.size() != all || log_sum_exps.size() != queries.count())
@@ -151,8 +158,8 @@ Result<void> add_mass(const Queries& queries, std::span<const KeySpan> spans,
   std::vector<float> tile(size_t{queries.count()} * kTileTokens);
   size_t at = 0;
   for (const KeySpan& span : spans) {
-    for_tiles(span.first_token, span.keys.tokens, visible, [&](uint32_t first, uint32_t count) {
-      score_whole_tile(use, queries, span.keys, first, count, tile.data());
+    for_tiles(span.first_token, span.keys.tokens, views.any(), [&](uint32_t first, uint32_t count) {
+      score_tile(queries, views, span.first_token, span.keys, first, count, tile.data());
       for (uint32_t q = 0; q < queries.count(); ++q) {
         if (log_sum_exps[q] == kNever) continue;
         float* weights = &tile[size_t{q} * kTileTokens];

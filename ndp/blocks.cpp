@@ -316,10 +316,11 @@ Result<std::vector<Queries>> queries_of(const Blocks& blocks, const HeadQueries&
         "{} numbers as queries: {} queries of {} channels for each of {} "
         "heads have {}",
         queries.values.size(), queries.count, channels, blocks.heads(), each * blocks.heads()));
+  if (auto good = queries.views.check(queries.count); !good) return good.error();
   std::vector<Queries> all;
   for (uint32_t head = 0; head < blocks.heads(); ++head) {
     auto some = Queries::of(queries.values.subspan(head * each, each), queries.count, channels,
-                            queries.scale, number_format(blocks.layout()));
+                            queries.scale, number_format(blocks.layout()), queries.soft_cap);
     if (!some) return some.error();
     all.push_back(std::move(*some));
   }
@@ -350,15 +351,14 @@ Result<BlocksRead> score(const HeadsOfBlocks& heads, const HeadQueries& queries,
       const auto add = [&](uint32_t head, const KvSpan& span) -> Result<void> {
         const KeySpan keys{span.first_token, span.keys};
         some.resize(size_t{queries.count} * keys.keys.tokens);
-        if (auto good = score((*wanted)[head], {&keys, 1}, queries.visible, some); !good)
-          return good;
+        if (auto good = score((*wanted)[head], {&keys, 1}, queries.views, some); !good) return good;
         const size_t first = at + span.first_token - blocks->first_token(b);
         for (uint32_t q = 0; q < queries.count; ++q)
           std::copy_n(&some[size_t{q} * keys.keys.tokens], keys.keys.tokens,
                       &scores[(size_t{head} * queries.count + q) * all + first]);
         return {};
       };
-      if (auto good = blocks->for_rows(b, Blocks::Want::KEYS, queries.visible, add); !good)
+      if (auto good = blocks->for_rows(b, Blocks::Want::KEYS, queries.views.any(), add); !good)
         return good;
     }
     return {};
@@ -387,8 +387,7 @@ class PlaneBlocks {
   bool searches(size_t block) const {
     return is_long_frame(block) && (!blocks_.together() || whole_[block]);
   }
-  Result<PlaneAnswer> search(uint32_t head, const Visible& visible, uint32_t k,
-                             double bytes_per_token);
+  Result<PlaneAnswer> search(uint32_t head, const Views& views, uint32_t k, double bytes_per_token);
 
  private:
   bool is_long_frame(size_t block) const {
@@ -463,17 +462,16 @@ Result<void> PlaneBlocks::open_head(uint32_t head) {
   return {};
 }
 
-Result<PlaneAnswer> PlaneBlocks::search(uint32_t head, const Visible& visible, uint32_t k,
+Result<PlaneAnswer> PlaneBlocks::search(uint32_t head, const Views& views, uint32_t k,
                                         double bytes_per_token) {
   if (auto good = open_head(head); !good) return good.error();
   for (;;) {
     std::vector<const PlaneKeys*> keys;
     for (const PlaneKeys& one : keys_) keys.push_back(&one);
     uint32_t damaged = 0;
-    auto answer =
-        bytes_per_token > 0
-            ? approximate_top_k(queries_[head], keys, visible, k, bytes_per_token, &damaged)
-            : exact_top_k(queries_[head], keys, visible, k, Reading::ONE_PASS, &damaged);
+    auto answer = bytes_per_token > 0
+                      ? approximate_top_k(queries_[head], keys, views, k, bytes_per_token, &damaged)
+                      : exact_top_k(queries_[head], keys, views, k, Reading::ONE_PASS, &damaged);
     if (answer) blocks_.add_read(answer->bytes_read_together);
     if (answer || !is_unreadable(answer.status())) return answer;
     if (auto good = unreadable(numbers_[damaged], answer.error()); !good) return good.error();
@@ -501,7 +499,7 @@ Result<void> check_top_k(const Blocks& blocks, const HeadQueries& queries, uint3
 
 /// hits[head][query].
 Result<void> find_best(Blocks& blocks, PlaneBlocks& planes, std::span<const Queries> queries,
-                       const Visible& visible, uint32_t k, double bytes_per_token,
+                       const Views& views, uint32_t k, double bytes_per_token,
                        std::vector<std::vector<Hit>>& hits) {
   hits.clear();
   std::vector<TopK> best;
@@ -514,17 +512,18 @@ Result<void> find_best(Blocks& blocks, PlaneBlocks& planes, std::span<const Quer
   const auto add = [&](uint32_t head, std::span<const KvSpan> spans) {
     keys.clear();
     for (const KvSpan& span : spans) keys.push_back({span.first_token, span.keys});
-    return best[head].add(queries[head], keys, visible);
+    return best[head].add(queries[head], keys, views);
   };
-  if (auto good = blocks.for_values(Blocks::Want::KEYS, visible, add); !good) return good;
+  if (auto good = blocks.for_values(Blocks::Want::KEYS, views.any(), add); !good) return good;
   if (auto good = planes.open(); !good) return good;
   for (size_t b = 0; b < blocks.count(); ++b) {
     if (!blocks.is_framed(b) || planes.searches(b)) continue;
     const auto add_one = [&](uint32_t head, const KvSpan& span) { return add(head, {&span, 1}); };
-    if (auto good = blocks.for_rows(b, Blocks::Want::KEYS, visible, add_one); !good) return good;
+    if (auto good = blocks.for_rows(b, Blocks::Want::KEYS, views.any(), add_one); !good)
+      return good;
   }
   for (uint32_t head = 0; head < blocks.heads(); ++head) {
-    const auto found = planes.search(head, visible, k, bytes_per_token);
+    const auto found = planes.search(head, views, k, bytes_per_token);
     if (!found) return found.error();
     for (uint32_t q = 0; q < queries[head].count(); ++q) {
       best[head].add(q, found->hits[q]);
@@ -547,7 +546,7 @@ Result<BlockHits> top_k(const HeadsOfBlocks& heads, const HeadQueries& queries, 
   PlaneBlocks planes(*blocks, *wanted);
   BlockHits answer;
   const auto search_all = [&] {
-    return find_best(*blocks, planes, *wanted, queries.visible, k, bytes_per_token, answer.hits);
+    return find_best(*blocks, planes, *wanted, queries.views, k, bytes_per_token, answer.hits);
   };
   if (auto good = blocks->without_unreadable(search_all); !good) return good.error();
   answer.read = blocks->read();
@@ -569,7 +568,7 @@ Result<BlocksRead> attend(const HeadsOfBlocks& heads, const HeadQueries& queries
   if (auto good = check_size("log_sum_exps", log_sum_exps.size(), all); !good) return good.error();
   std::vector<Attention> partials;
   const auto add = [&](uint32_t head, std::span<const KvSpan> spans) {
-    return partials[head].add((*wanted)[head], spans, queries.visible);
+    return partials[head].add((*wanted)[head], spans, queries.views);
   };
   const auto attend_to_all = [&]() -> Result<void> {
     partials.clear();
@@ -578,12 +577,12 @@ Result<BlocksRead> attend(const HeadsOfBlocks& heads, const HeadQueries& queries
       if (!none) return none.error();
       partials.push_back(std::move(*none));
     }
-    if (auto good = blocks->for_values(Blocks::Want::BOTH, queries.visible, add); !good)
+    if (auto good = blocks->for_values(Blocks::Want::BOTH, queries.views.any(), add); !good)
       return good;
     for (size_t b = 0; b < blocks->count(); ++b) {
       if (!blocks->is_framed(b)) continue;
       const auto add_one = [&](uint32_t head, const KvSpan& span) { return add(head, {&span, 1}); };
-      if (auto good = blocks->for_rows(b, Blocks::Want::BOTH, queries.visible, add_one); !good)
+      if (auto good = blocks->for_rows(b, Blocks::Want::BOTH, queries.views.any(), add_one); !good)
         return good;
     }
     return {};

@@ -49,7 +49,8 @@ struct HeadQueries {
   std::span<const float> values;  ///< [head][query][channels of keys]
   uint32_t count = 0;             ///< for each head, 1 to kMaxQueries
   float scale = 1;                ///< as Queries::of() has it
-  Visible visible;
+  Views views;                    ///< of every head alike
+  float soft_cap = 0;             ///< likewise; 0: none
 };
 
 /// What an operation read.

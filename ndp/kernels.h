@@ -42,6 +42,8 @@ struct Kernels {
   float (*largest)(const float* values);
   /// values[i] = exp(values[i] - largest) for kTileTokens numbers; returns their sum.
   float (*exponentials)(float* values, float largest);
+  /// values[i] = cap * tanh(values[i] / cap) for kTileTokens numbers.
+  void (*soft_cap)(float* values, float cap);
   /// Hits of those of the first `count` scores that are `least` or more, or of all, if `least` is
   /// NaN. Returns how many; kTileTokens may be written.
   uint32_t (*select)(const float* scores, uint32_t count, float least, uint32_t first_token,

@@ -64,7 +64,7 @@ void products(const Products& in, int32_t* sums) {
 
 }  // namespace
 
-const Kernels kKernelsAvx2 = {"avx2", score, weigh,    largest, exponentials,
+const Kernels kKernelsAvx2 = {"avx2", score, weigh,    largest, exponentials, soft_cap,
                               select, dots,  products, exact,   bounds};
 
 }  // namespace bowhead::ndp

@@ -856,6 +856,24 @@ float exponentials(float* values, float largest) {
   return _mm512_reduce_add_ps(sum);
 }
 
+/// By the exponential; near zero, where its bits cancel, by the series up to x^7.
+void soft_cap(float* values, float cap) {
+  const __m512 one = _mm512_set1_ps(1), sign = _mm512_set1_ps(-0.0f);
+  for (uint32_t i = 0; i < kTileTokens; i += 16) {
+    const __m512 x = _mm512_div_ps(_mm512_loadu_ps(values + i), _mm512_set1_ps(cap));
+    const __m512 size = _mm512_andnot_ps(sign, x), square = _mm512_mul_ps(x, x);
+    const __m512 power = exponential(_mm512_mul_ps(size, _mm512_set1_ps(-2)));
+    __m512 series = _mm512_set1_ps(-17.0f / 315);
+    for (const float factor : {2.0f / 15, -1.0f / 3, 0.0f})
+      series = _mm512_fmadd_ps(series, square, _mm512_set1_ps(factor));
+    const __m512 far = _mm512_div_ps(_mm512_sub_ps(one, power), _mm512_add_ps(one, power));
+    const __mmask16 near = _mm512_cmp_ps_mask(size, _mm512_set1_ps(0.25f), _CMP_LT_OQ);
+    const __m512 tanh = _mm512_mask_blend_ps(near, far, _mm512_fmadd_ps(size, series, size));
+    const __m512 with_sign = _mm512_or_ps(tanh, _mm512_and_ps(sign, x));
+    _mm512_storeu_ps(values + i, _mm512_mul_ps(with_sign, _mm512_set1_ps(cap)));
+  }
+}
+
 // ---- selection ----
 
 uint32_t select(const float* scores, uint32_t count, float least, uint32_t first_token, Hit* out) {
@@ -1073,7 +1091,7 @@ void bounds(const Rows& keys, uint32_t first, uint32_t count, float* least, floa
 
 }  // namespace
 
-const Kernels kKernelsAvx512 = {"avx512", score, weigh,    largest, exponentials,
+const Kernels kKernelsAvx512 = {"avx512", score, weigh,    largest, exponentials, soft_cap,
                                 select,   dots,  products, exact,   bounds};
 
 }  // namespace bowhead::ndp

@@ -38,7 +38,7 @@ void products(const Products& in, int32_t* sums) {
 
 }  // namespace
 
-const Kernels kKernelsNeon = {"neon", score, weigh,    largest, exponentials,
+const Kernels kKernelsNeon = {"neon", score, weigh,    largest, exponentials, soft_cap,
                               select, dots,  products, exact,   bounds};
 
 }  // namespace bowhead::ndp

@@ -55,6 +55,11 @@ float exponentials(float* values, float largest) {
   return static_cast<float>(sum);
 }
 
+void soft_cap(float* values, float cap) {
+  for (uint32_t i = 0; i < kTileTokens; ++i)
+    values[i] = static_cast<float>(cap * std::tanh(double{values[i]} / cap));
+}
+
 uint32_t select(const float* scores, uint32_t count, float least, uint32_t first_token, Hit* out) {
   uint32_t taken = 0;
   for (uint32_t i = 0; i < count; ++i) {
@@ -111,7 +116,7 @@ void bounds(const Rows& keys, uint32_t first, uint32_t count, float* least, floa
 
 }  // namespace
 
-const Kernels kKernelsScalar = {"scalar", score, weigh,    largest, exponentials,
+const Kernels kKernelsScalar = {"scalar", score, weigh,    largest, exponentials, soft_cap,
                                 select,   dots,  products, exact,   bounds};
 
 }  // namespace bowhead::ndp

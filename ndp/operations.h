@@ -5,10 +5,11 @@
 // compression/.
 //
 // Every operation refuses, with INVALID_ARGUMENT and a sentence that names the span, rows that
-// rows.h does not allow, keys of other channels than the queries have, and spans of which two hold
-// the same token. Where no token is visible there is no answer, and that is not an error.
+// rows.h does not allow, keys of other channels than the queries have, views of other queries, and
+// spans of which two hold the same token. Where no token is visible there is no answer, and that is not an error.
 //
-// How exact answers are. With exact scores s = scale * sum over channels of q k, and with reach
+// How exact answers are. With exact scores s = scale * sum over channels of q k, capped softly if
+// the queries say so, and with reach
 // being scale * sum of |q k|, where for int8 keys each |q| is the largest of its query:
 //
 //   |score - s| <= kScoreTolerance * reach
@@ -38,7 +39,7 @@ inline constexpr float kExpTolerance = 0x1p-16f;
 /// scores[q * n + i] of query q and token i, counted through the spans in their order, which have
 /// n tokens together; negative infinity where it is not visible. INVALID_ARGUMENT also: `scores` is
 /// not queries.count() * n.
-Result<void> score(const Queries& queries, std::span<const KeySpan> spans, const Visible& visible,
+Result<void> score(const Queries& queries, std::span<const KeySpan> spans, const Views& views,
                    std::span<float> scores);
 
 /// A token in the answer of a search.
@@ -68,7 +69,7 @@ class TopK {
   static Result<TopK> of(uint32_t queries, uint32_t k);
 
   /// Looks at more tokens: none that was looked at before.
-  Result<void> add(const Queries& queries, std::span<const KeySpan> spans, const Visible& visible);
+  Result<void> add(const Queries& queries, std::span<const KeySpan> spans, const Views& views);
   /// Takes over the hits of another partial. INVALID_ARGUMENT: of another shape.
   Result<void> merge(const TopK& other);
   /// Takes over hits of a query, of tokens that were not looked at before.
@@ -99,7 +100,7 @@ class Attention {
   static Result<Attention> of(uint32_t queries, uint32_t channels);
 
   /// Looks at more tokens: none that was looked at before.
-  Result<void> add(const Queries& queries, std::span<const KvSpan> spans, const Visible& visible);
+  Result<void> add(const Queries& queries, std::span<const KvSpan> spans, const Views& views);
   /// As if `other`'s tokens had been added here, to rounding. INVALID_ARGUMENT: another shape.
   Result<void> merge(const Attention& other);
   /// A partial that was computed elsewhere: outputs as [query][channel], and log-sum-exps. Negative
@@ -114,7 +115,8 @@ class Attention {
 
  private:
   Attention(uint32_t queries, uint32_t channels);
-  void add_tile(const Queries& queries, const KvSpan& span, uint32_t first, uint32_t count);
+  void add_tile(const Queries& queries, const KvSpan& span, uint32_t first, uint32_t count,
+                const Views& views);
 
   uint32_t queries_, channels_;
   std::vector<float> largest_, weights_;  ///< by query: of the scores; sum of exp(score - largest)
@@ -126,9 +128,8 @@ class Attention {
 /// pay it: exp(score - log_sum_exp), with the log-sum-exp of each over the whole sequence. So
 /// policies that evict by accumulated attention need no scores. INVALID_ARGUMENT also: `mass` or
 /// `log_sum_exps` of another size.
-Result<void> add_mass(const Queries& queries, std::span<const KeySpan> spans,
-                      const Visible& visible, std::span<const float> log_sum_exps,
-                      std::span<float> mass);
+Result<void> add_mass(const Queries& queries, std::span<const KeySpan> spans, const Views& views,
+                      std::span<const float> log_sum_exps, std::span<float> mass);
 
 /// Rows of some tokens, one behind the other, as they are: `tokens` are positions in the sequence,
 /// in any order, also more than once. INVALID_ARGUMENT also: a token that no span has; `out` is
@@ -150,9 +151,9 @@ struct Digests {
 Result<Digests> digest(const KeySpan& span, uint32_t page_tokens);
 
 /// The k pages of all spans that can hold the highest scores, by the sum over channels of the
-/// largest q k that a page allows, the maximum over the queries. Hits name first tokens of pages;
-/// pages without a visible token have none. INVALID_ARGUMENT also: k is 0.
+/// largest q k that a page allows, the maximum over the queries that see a token of it. Hits name
+/// first tokens of pages; pages without a visible token have none. INVALID_ARGUMENT also: k is 0.
 Result<std::vector<Hit>> select_pages(const Queries& queries, std::span<const Digests> digests,
-                                      const Visible& visible, uint32_t k);
+                                      const Views& views, uint32_t k);
 
 }  // namespace bowhead::ndp

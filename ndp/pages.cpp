@@ -97,17 +97,12 @@ float bound_of(const float* query, const float* least, const float* largest, uin
   return std::isnan(bound) ? std::numeric_limits<float>::infinity() : bound;
 }
 
-bool any_visible(const Visible& visible, uint32_t first, uint32_t count) {
-  bool any = false;
-  for_tiles(first, count, visible, [&](uint32_t, uint32_t) { any = true; });
-  return any;
-}
-
 }  // namespace
 
 Result<std::vector<Hit>> select_pages(const Queries& queries, std::span<const Digests> digests,
-                                      const Visible& visible, uint32_t k) {
+                                      const Views& views, uint32_t k) {
   if (k == 0) return Error{Status::INVALID_ARGUMENT, "the best 0 pages"};
+  if (auto good = views.check(queries.count()); !good) return good.error();
   std::vector<Hit> hits;
   for (size_t i = 0; i < digests.size(); ++i) {
     const Digests& d = digests[i];
@@ -120,15 +115,17 @@ Result<std::vector<Hit>> select_pages(const Queries& queries, std::span<const Di
                                i, d.least.size(), d.page_tokens, d.channels, queries.channels())};
     for (uint32_t page = 0; page < d.pages(); ++page) {
       const uint32_t first = d.first_token + page * d.page_tokens;
-      if (!any_visible(visible, first, std::min(d.page_tokens, d.tokens - page * d.page_tokens)))
-        continue;
+      const uint32_t tokens = std::min(d.page_tokens, d.tokens - page * d.page_tokens);
       float most = -std::numeric_limits<float>::infinity();
+      bool seen = false;
       for (uint32_t q = 0; q < queries.count(); ++q) {
+        if (!views.of(q).has_some(first, tokens)) continue;
+        seen = true;
         const size_t at = size_t{page} * d.channels;
         most =
             std::max(most, bound_of(queries.floats(q), &d.least[at], &d.largest[at], d.channels));
       }
-      hits.push_back({most * queries.scale(), first});
+      if (seen) hits.push_back({most * queries.scale(), first});
     }
   }
   const size_t some = std::min<size_t>(k, hits.size());

@@ -101,13 +101,14 @@ enum class Reading {
 /// The k best keys of each query, or as many as are visible. A score is the sum, in double, of
 /// query times key by channel, in their order, times the scale, rounded to a float: the score that
 /// the scalar operations give for the decoded keys, but for their rounding; hits are those of the
-/// highest scores by the order of better(), exactly. INVALID_ARGUMENT: k as for TopK; keys of other
-/// channels or of another kind than the queries are for; two blocks hold the same token. DAMAGED,
+/// highest scores by the order of better(), exactly. Where few bytes are read, queries of unlike
+/// views are searched apart, and lines that both read count for both. INVALID_ARGUMENT: k as for
+/// TopK; keys of other channels or of another kind than the queries are for; views of other queries;
+/// two blocks hold the same token. DAMAGED,
 /// UNSUPPORTED_CODEC: the frame of block number *damaged_block cannot be read (damage that is not
 /// noticed gives wrong hits).
 Result<PlaneAnswer> exact_top_k(const Queries& queries, std::span<const PlaneKeys* const> blocks,
-                                const Visible& visible, uint32_t k,
-                                Reading reading = Reading::ONE_PASS,
+                                const Views& views, uint32_t k, Reading reading = Reading::ONE_PASS,
                                 uint32_t* damaged_block = nullptr);
 
 /// Keys that are likely among the k best, by so many bytes of memory for each visible token of a
@@ -115,8 +116,8 @@ Result<PlaneAnswer> exact_top_k(const Queries& queries, std::span<const PlaneKey
 /// that is not finite. Scores are estimates. docs/ndp-topk.md says how many of the best are found.
 /// INVALID_ARGUMENT also: a budget that is not a number above 0; DAMAGED as above.
 Result<PlaneAnswer> approximate_top_k(const Queries& queries,
-                                      std::span<const PlaneKeys* const> blocks,
-                                      const Visible& visible, uint32_t k, double bytes_per_token,
+                                      std::span<const PlaneKeys* const> blocks, const Views& views,
+                                      uint32_t k, double bytes_per_token,
                                       uint32_t* damaged_block = nullptr);
 
 }  // namespace bowhead::ndp

@@ -125,8 +125,8 @@ struct Bounded {
 
 class Scan {
  public:
-  Scan(const Queries& queries, const Visible& visible, uint32_t k)
-      : queries_(queries), visible_(visible), k_(k) {}
+  Scan(const Queries& queries, const Views& views, uint32_t k)
+      : queries_(queries), views_(views), k_(k) {}
   void open(std::span<const PlaneKeys* const> blocks);
   /// Some queries, at most kProductQueries; if one is not finite, all tiles are decoded.
   Status search(std::span<const uint32_t> queries, PlaneAnswer& answer);
@@ -139,11 +139,15 @@ class Scan {
 
  private:
   void open_piece(uint32_t block, const PlaneKeys& keys, const PlaneKeys::Tile& tile);
-  bool sees_some(uint32_t first, uint32_t count) const;
-  bool sees_all(uint32_t first, uint32_t count) const {
-    return first + count <= visible_.end &&
-           (first >= visible_.begin || first + count <= visible_.sinks);
+  const Visible& view(uint32_t lane) const { return views_.of(which_[lane]); }
+  /// Of lanes that see the token.
+  uint8_t lanes_at(uint32_t position) const {
+    uint32_t lanes = 0;
+    for (uint32_t lane = 0; lane < query_count_; ++lane)
+      lanes |= uint32_t{view(lane).has(position)} << lane;
+    return static_cast<uint8_t>(lanes);
   }
+  void hide_unseen(uint32_t position, uint32_t tokens, int32_t* sums) const;
   Status damaged_unless_ok(const Piece& piece, Status status) {
     if (status != Status::OK) damaged_ = piece.block;
     return status;
@@ -185,7 +189,7 @@ class Scan {
   void finish_rows(const Each& each);
 
   const Queries& queries_;
-  const Visible visible_;
+  const Views views_;
   const uint32_t k_;
   uint32_t channels_ = 0, padded_ = 0;
   std::vector<Piece> pieces_;
@@ -245,15 +249,8 @@ void Scan::open(std::span<const PlaneKeys* const> blocks) {
   }
 }
 
-bool Scan::sees_some(uint32_t first, uint32_t count) const {
-  const uint32_t last = first + count - 1;
-  return first < std::min(visible_.sinks, visible_.end) ||
-         (first < visible_.end && last >= visible_.begin &&
-          std::max(first, visible_.begin) < visible_.end);
-}
-
 void Scan::open_piece(uint32_t block, const PlaneKeys& keys, const PlaneKeys::Tile& tile) {
-  if (!sees_some(keys.first_token() + tile.first, tile.tokens)) return;
+  if (!views_.any().has_some(keys.first_token() + tile.first, tile.tokens)) return;
   Piece& piece = pieces_.emplace_back();
   piece.block = block;
   piece.keys = &keys;
@@ -337,19 +334,25 @@ Status Scan::scan(Piece& piece) {
     const uint32_t tokens = std::min(kTileTokens, tile.tokens - first);
     const uint32_t position = piece.first_position() + first;
     int32_t* of = sums + size_t{first} * kProductQueries;
-    if (sees_some(position, tokens)) {
+    if (views_.any().has_some(position, tokens)) {
       piece.reader->middles(first, tokens, count, rows_.data());
       kernels().products({numbers_.data(), rows_.data(), tokens, padded_}, of);
     }
-    for (uint32_t i = 0; !sees_all(position, tokens) && i < tokens; ++i) {
-      if (!visible_.has(position + i))
-        std::fill_n(of + size_t{i} * kProductQueries, kProductQueries, kNotVisible);
-    }
+    hide_unseen(position, tokens, of);
   }
   sum_tokens_ += tile.tokens;
   bounded_.push_back({piece.tokens_at, tile.tokens, units_, offs_});
   if (sum_tokens_ >= kComparedTokens) compare_bounds();
   return Status::OK;
+}
+
+void Scan::hide_unseen(uint32_t position, uint32_t tokens, int32_t* sums) const {
+  for (uint32_t lane = 0; lane < query_count_; ++lane) {
+    if (view(lane).has_all(position, tokens)) continue;
+    for (uint32_t i = 0; i < tokens; ++i) {
+      if (!view(lane).has(position + i)) sums[size_t{i} * kProductQueries + lane] = kNotVisible;
+    }
+  }
 }
 
 /// Notes those of the tokens in bounded_ that may be among the best.
@@ -489,10 +492,9 @@ Status Scan::scan_values(Piece& piece) {
     const float bound = std::isnan(score) ? -kInfinity : score;
     add(lane, {bound, bound, piece.tokens_at + token});
   };
-  const auto all = static_cast<uint8_t>((1u << query_count_) - 1);
   for (uint32_t i = 0; i < tile.tokens; ++i) {
-    if (visible_.has(piece.first_position() + i))
-      add_row(&piece.values[i * row_bytes + keys.row_begin()], i, all, add_score);
+    if (const uint8_t lanes = lanes_at(piece.first_position() + i); lanes != 0)
+      add_row(&piece.values[i * row_bytes + keys.row_begin()], i, lanes, add_score);
   }
   finish_rows(add_score);
   return Status::OK;
@@ -669,8 +671,8 @@ Error unreadable_frame(Status status, uint32_t block, uint32_t* damaged_block) {
 }
 
 Result<PlaneAnswer> scan_planes(const Queries& queries, std::span<const PlaneKeys* const> blocks,
-                                const Visible& visible, uint32_t k, uint32_t* damaged_block) {
-  Scan scan(queries, visible, k);
+                                const Views& views, uint32_t k, uint32_t* damaged_block) {
+  Scan scan(queries, views, k);
   scan.open(blocks);
   Status status = Status::OK;
   PlaneAnswer answer;

@@ -11,7 +11,7 @@ namespace bowhead::ndp {
 
 /// Of valid input. DAMAGED: names the block.
 Result<PlaneAnswer> scan_planes(const Queries& queries, std::span<const PlaneKeys* const> blocks,
-                                const Visible& visible, uint32_t k, uint32_t* damaged_block);
+                                const Views& views, uint32_t k, uint32_t* damaged_block);
 
 /// The error of a search that could not read this block.
 Error unreadable_frame(Status status, uint32_t block, uint32_t* damaged_block);

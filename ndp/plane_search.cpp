@@ -802,7 +802,9 @@ Status Search::approximate(double bytes_per_token) {
   return Status::OK;
 }
 
-Result<void> check(const Queries& queries, std::span<const PlaneKeys* const> blocks, uint32_t k) {
+Result<void> check(const Queries& queries, std::span<const PlaneKeys* const> blocks,
+                   const Views& views, uint32_t k) {
+  if (auto good = views.check(queries.count()); !good) return good;
   const auto refuse = [](std::string why) {
     return Error{Status::INVALID_ARGUMENT, std::move(why)};
   };
@@ -822,27 +824,56 @@ Result<void> check(const Queries& queries, std::span<const PlaneKeys* const> blo
   return check_apart("block", std::move(held));
 }
 
+/// Queries that see the same tokens are searched together: search(queries, visible).
+template <class Search>
+Result<PlaneAnswer> by_views(const Queries& queries, const Views& views, const Search& search) {
+  PlaneAnswer all;
+  all.hits.resize(queries.count());
+  all.bytes_read.resize(queries.count());
+  std::vector<bool> searched(queries.count());
+  for (uint32_t first = 0; first < queries.count(); ++first) {
+    if (searched[first]) continue;
+    std::vector<uint32_t> alike;
+    for (uint32_t q = first; q < queries.count(); ++q) {
+      if (views.of(q) == views.of(first)) alike.push_back(q);
+    }
+    if (alike.size() == queries.count()) return search(queries, views.of(first));
+    auto some = search(queries.some(alike), views.of(first));
+    if (!some) return some;
+    for (size_t i = 0; i < alike.size(); ++i) {
+      searched[alike[i]] = true;
+      all.hits[alike[i]] = std::move(some->hits[i]);
+      all.bytes_read[alike[i]] = some->bytes_read[i];
+    }
+    all.bytes_read_together += some->bytes_read_together;
+  }
+  return all;
+}
+
 }  // namespace
 
 Result<PlaneAnswer> exact_top_k(const Queries& queries, std::span<const PlaneKeys* const> blocks,
-                                const Visible& visible, uint32_t k, Reading reading,
+                                const Views& views, uint32_t k, Reading reading,
                                 uint32_t* damaged_block) {
-  if (auto good = check(queries, blocks, k); !good) return good.error();
-  if (reading == Reading::ONE_PASS) return scan_planes(queries, blocks, visible, k, damaged_block);
-  Search search(queries, blocks, visible, k);
-  return search.answer(search.exact(), damaged_block);
+  if (auto good = check(queries, blocks, views, k); !good) return good.error();
+  if (reading == Reading::ONE_PASS) return scan_planes(queries, blocks, views, k, damaged_block);
+  return by_views(queries, views, [&](const Queries& some, const Visible& visible) {
+    Search search(some, blocks, visible, k);
+    return search.answer(search.exact(), damaged_block);
+  });
 }
 
 Result<PlaneAnswer> approximate_top_k(const Queries& queries,
-                                      std::span<const PlaneKeys* const> blocks,
-                                      const Visible& visible, uint32_t k, double bytes_per_token,
-                                      uint32_t* damaged_block) {
-  if (auto good = check(queries, blocks, k); !good) return good.error();
+                                      std::span<const PlaneKeys* const> blocks, const Views& views,
+                                      uint32_t k, double bytes_per_token, uint32_t* damaged_block) {
+  if (auto good = check(queries, blocks, views, k); !good) return good.error();
   if (!(bytes_per_token > 0))
     return Error{Status::INVALID_ARGUMENT,
                  fmt::format("{} bytes for each token: give a number above 0", bytes_per_token)};
-  Search search(queries, blocks, visible, k);
-  return search.answer(search.approximate(bytes_per_token), damaged_block);
+  return by_views(queries, views, [&](const Queries& some, const Visible& visible) {
+    Search search(some, blocks, visible, k);
+    return search.answer(search.approximate(bytes_per_token), damaged_block);
+  });
 }
 
 }  // namespace bowhead::ndp

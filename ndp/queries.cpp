@@ -12,7 +12,7 @@
 namespace bowhead::ndp {
 
 Result<Queries> Queries::of(std::span<const float> values, uint32_t count, uint32_t channels,
-                            float scale, NumberFormat keys) {
+                            float scale, NumberFormat keys, float soft_cap) {
   const auto refuse = [](std::string why) {
     return Error{Status::INVALID_ARGUMENT, std::move(why)};
   };
@@ -25,6 +25,8 @@ Result<Queries> Queries::of(std::span<const float> values, uint32_t count, uint3
   if (!(scale > 0) || !std::isfinite(scale))
     return refuse(
         fmt::format("scores times {}: give a scale above 0, as 1 / sqrt(channels)", scale));
+  if (!(soft_cap >= 0) || !std::isfinite(soft_cap))
+    return refuse(fmt::format("scores capped at {}: give a cap above 0, or 0 for none", soft_cap));
   if (compression::number_of(keys) == nullptr)
     return refuse(
         fmt::format("queries for keys of number kind {}: it has to be one with a value, "
@@ -34,6 +36,7 @@ Result<Queries> Queries::of(std::span<const float> values, uint32_t count, uint3
   queries.count_ = count;
   queries.channels_ = channels;
   queries.scale_ = scale;
+  queries.soft_cap_ = soft_cap;
   queries.keys_ = keys;
   queries.factors_.assign(count, scale);
   queries.floats_.resize(size_t{count} * queries.padded());
@@ -47,6 +50,14 @@ Result<Queries> Queries::of(std::span<const float> values, uint32_t count, uint3
   else
     queries.set_bf16();
   return queries;
+}
+
+Queries Queries::some(std::span<const uint32_t> which) const {
+  std::vector<float> values;
+  for (const uint32_t query : which)
+    values.insert(values.end(), floats(query), floats(query) + channels_);
+  return of(values, static_cast<uint32_t>(which.size()), channels_, scale_, keys_, soft_cap_)
+      .value();
 }
 
 void Queries::set_floats() {

@@ -1,7 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ndp/rows.h"
 
+#include <fmt/format.h>
+
 namespace bowhead::ndp {
+
+Views::Views(std::span<const Visible> each) : own_(true), each_(each) {
+  if (each.empty()) return;
+  any_ = each[0];
+  for (const Visible& one : each) {
+    any_.begin = std::min(any_.begin, one.begin);
+    any_.end = std::max(any_.end, one.end);
+    any_.sinks = std::max(any_.sinks, one.sinks);
+  }
+}
+
+Result<void> Views::check(uint32_t queries) const {
+  if (!own_ || each_.size() == queries) return {};
+  return Error{Status::INVALID_ARGUMENT,
+               fmt::format("{} views of {} queries: give one for all, or one for each",
+                           each_.size(), queries)};
+}
+
+bool Views::have_all(uint32_t queries, uint32_t first, uint32_t count) const {
+  for (uint32_t q = 0; q < (own_ ? queries : 1); ++q) {
+    if (!of(q).has_all(first, count)) return false;
+  }
+  return true;
+}
 
 Result<KvSpan> span_of(const KvLayout& layout, const void* payload, uint32_t tokens, uint32_t layer,
                        uint32_t head, uint32_t first_token) {

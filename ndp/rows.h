@@ -8,6 +8,7 @@
 // first channels of its keys: both then have the same `data` and differ in `channels`.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -73,6 +74,40 @@ struct Visible {
   uint32_t sinks = 0;
 
   bool has(uint32_t token) const { return token < end && (token >= begin || token < sinks); }
+  /// All, or one, of `count` tokens from `first` on.
+  bool has_all(uint32_t first, uint32_t count) const {
+    const uint64_t behind = uint64_t{first} + count;
+    return behind <= end && (first >= begin || behind <= sinks || sinks >= begin);
+  }
+  bool has_some(uint32_t first, uint32_t count) const {
+    const uint64_t behind = std::min(uint64_t{first} + count, uint64_t{end});
+    return first < std::min<uint64_t>(sinks, behind) || std::max(first, begin) < behind;
+  }
+
+  bool operator==(const Visible&) const = default;
+};
+
+/// What each of some queries may look at: all of them the same, or each its own, as queries of
+/// several positions do (those of a draft, or of a chunk of a prompt).
+class Views {
+ public:
+  Views() = default;
+  Views(const Visible& all) : any_(all) {}
+  /// By query. They stay where they are while this is used.
+  Views(std::span<const Visible> each);
+
+  /// INVALID_ARGUMENT: neither one for all nor one for each of so many queries.
+  Result<void> check(uint32_t queries) const;
+  const Visible& of(uint32_t query) const { return own_ ? each_[query] : any_; }
+  /// All tokens that one of them has; there may be others.
+  const Visible& any() const { return any_; }
+  /// Whether each of so many queries has all of these tokens.
+  bool have_all(uint32_t queries, uint32_t first, uint32_t count) const;
+
+ private:
+  Visible any_;
+  bool own_ = false;  // each has its own
+  std::span<const Visible> each_;
 };
 
 /// The queries that share a KV head, made ready once for any number of spans whose keys are of one
@@ -80,15 +115,20 @@ struct Visible {
 class Queries {
  public:
   /// `values`: [count][channels]. Scores are dot products times `scale`, in general
-  /// 1 / sqrt(channels). INVALID_ARGUMENT: none or more than kMaxQueries, no or more than
-  /// kMaxChannels channels, `values` of another size, a scale that is not a finite number above 0,
-  /// keys of no kind of number.
+  /// 1 / sqrt(channels); a soft cap above 0 makes them cap * tanh(score / cap). That changes no
+  /// order, so hits have scores without it. INVALID_ARGUMENT: none or more than kMaxQueries, no or
+  /// more than kMaxChannels channels, `values` of another size, a scale that is not a finite number
+  /// above 0, a cap below 0 or not finite, keys of no kind of number.
   static Result<Queries> of(std::span<const float> values, uint32_t count, uint32_t channels,
-                            float scale, NumberFormat keys);
+                            float scale, NumberFormat keys, float soft_cap = 0);
+
+  /// Some of these, by their numbers: one or more.
+  Queries some(std::span<const uint32_t> which) const;
 
   uint32_t count() const { return count_; }
   uint32_t channels() const { return channels_; }
   float scale() const { return scale_; }
+  float soft_cap() const { return soft_cap_; }
   NumberFormat keys() const { return keys_; }
 
   // ---- for kernels ----
@@ -133,7 +173,7 @@ class Queries {
   uint32_t queries_of_group(uint32_t first_query) const;
 
   uint32_t count_ = 0, channels_ = 0, terms_ = 1;
-  float scale_ = 1;
+  float scale_ = 1, soft_cap_ = 0;
   NumberFormat keys_ = NumberFormat::BF16;
   std::vector<float> floats_, factors_;
   std::vector<uint32_t> units_;

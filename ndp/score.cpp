@@ -13,11 +13,23 @@ namespace {
 
 constexpr uint32_t kFewHits = 256;
 
+/// As Kernels::select, of the tokens of a view.
+uint32_t select_seen(const Visible& visible, const float* scores, uint32_t count, float least,
+                     uint32_t first_token, Hit* out) {
+  uint32_t taken = 0;
+  for (uint32_t i = 0; i < count; ++i) {
+    if (visible.has(first_token + i) && (std::isnan(least) || scores[i] >= least))
+      out[taken++] = {scores[i], first_token + i};
+  }
+  return taken;
+}
+
 }  // namespace
 
-Result<void> score(const Queries& queries, std::span<const KeySpan> spans, const Visible& visible,
+Result<void> score(const Queries& queries, std::span<const KeySpan> spans, const Views& views,
                    std::span<float> scores) {
   if (auto good = check_spans(spans, &queries); !good) return good;
+  if (auto good = views.check(queries.count()); !good) return good;
   size_t all = 0;
   for (const KeySpan& span : spans) all += span.keys.tokens;
   if (scores.size() != all * queries.count())
@@ -30,8 +42,8 @@ Result<void> score(const Queries& queries, std::span<const KeySpan> spans, const
   for (size_t i = 0; i < spans.size(); ++i) {
     const KeySpan& span = spans[i];
     fetch_ahead(spans, i);
-    for_tiles(span.first_token, span.keys.tokens, visible, [&](uint32_t first, uint32_t count) {
-      kernels().score(queries, span.keys, first, count, tile.data());
+    for_tiles(span.first_token, span.keys.tokens, views.any(), [&](uint32_t first, uint32_t count) {
+      score_tile(queries, views, span.first_token, span.keys, first, count, tile.data());
       for (uint32_t q = 0; q < queries.count(); ++q)
         std::copy_n(&tile[size_t{q} * kTileTokens], count, &scores[q * all + at + first]);
     });
@@ -76,22 +88,26 @@ void TopK::take(Best& best, uint32_t more) const {
   if (best.count + kTileTokens > best.hits.size()) shrink(best);
 }
 
-Result<void> TopK::add(const Queries& queries, std::span<const KeySpan> spans,
-                       const Visible& visible) {
+Result<void> TopK::add(const Queries& queries, std::span<const KeySpan> spans, const Views& views) {
   if (queries.count() != best_.size())
     return Error{Status::INVALID_ARGUMENT, fmt::format("{} queries, while this has the best of {}",
                                                        queries.count(), best_.size())};
   if (auto good = check_spans(spans, &queries); !good) return good;
+  if (auto good = views.check(queries.count()); !good) return good;
   const Kernels& use = kernels();
   for (size_t i = 0; i < spans.size(); ++i) {
     const KeySpan& span = spans[i];
     fetch_ahead(spans, i);
-    for_tiles(span.first_token, span.keys.tokens, visible, [&](uint32_t first, uint32_t count) {
+    for_tiles(span.first_token, span.keys.tokens, views.any(), [&](uint32_t first, uint32_t count) {
       use.score(queries, span.keys, first, count, scores_.data());
+      const uint32_t position = span.first_token + first;
       for (uint32_t q = 0; q < queries.count(); ++q) {
         Best& best = best_[q];
-        take(best, use.select(&scores_[size_t{q} * kTileTokens], count, best.least,
-                              span.first_token + first, &best.hits[best.count]));
+        const float* scores = &scores_[size_t{q} * kTileTokens];
+        Hit* to = &best.hits[best.count];
+        take(best, views.of(q).has_all(position, count)
+                       ? use.select(scores, count, best.least, position, to)
+                       : select_seen(views.of(q), scores, count, best.least, position, to));
       }
     });
   }

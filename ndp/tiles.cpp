@@ -67,6 +67,20 @@ Result<void> check_apart(const char* holder, std::vector<HeldTokens> held) {
   return {};
 }
 
+void score_tile(const Queries& queries, const Views& views, uint32_t first_token, const Rows& keys,
+                uint32_t first, uint32_t count, float* scores) {
+  const Kernels& use = kernels();
+  use.score(queries, keys, first, count, scores);
+  const bool seen = views.have_all(queries.count(), first_token + first, count);
+  for (uint32_t q = 0; q < queries.count(); ++q, scores += kTileTokens) {
+    if (queries.soft_cap() != 0) use.soft_cap(scores, queries.soft_cap());
+    for (uint32_t i = 0; !seen && i < count; ++i) {
+      if (!views.of(q).has(first_token + first + i)) scores[i] = kNever;
+    }
+    std::fill(scores + count, scores + kTileTokens, kNever);
+  }
+}
+
 void fetch_ahead(const Rows& rows) {
   constexpr size_t kMostBytes = 8192;
   const size_t bytes = rows.tokens * rows.stride_bytes;

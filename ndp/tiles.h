@@ -67,4 +67,9 @@ void for_tiles(uint32_t first_token, uint32_t tokens, const Visible& visible, co
   });
 }
 
+/// scores[q * kTileTokens + i]: of query q and token first + i of a span, with the soft cap; that of
+/// no token where the query does not see it, and for i from `count` to before kTileTokens.
+void score_tile(const Queries& queries, const Views& views, uint32_t first_token, const Rows& keys,
+                uint32_t first, uint32_t count, float* scores);
+
 }  // namespace bowhead::ndp

@@ -67,6 +67,13 @@ extern "C" {
 /** A flag of a request: a block that cannot be read is left out, and is no error. */
 #define BH_NDP_SKIP 1u
 
+/** The positions that a query sees. Never grows. */
+typedef struct bh_ndp_view {
+  uint32_t begin; /**< none before it, but for the first ones */
+  uint32_t end;   /**< none from here on; 0: the end of the last block */
+  uint32_t sinks; /**< so many first positions, unless they are beyond the end */
+} bh_ndp_view;
+
 /** Blocks, heads and queries. Members of queries are not used by bh_ndp_gather() and
  * bh_ndp_digest(). */
 typedef struct bh_ndp_request {
@@ -85,10 +92,13 @@ typedef struct bh_ndp_request {
   uint32_t query_count;         /**< for each head, 1 to 1,024 */
   float scale;                  /**< of scores, finite and above 0; 0: 1 / sqrt(channels of
                                      keys) */
-  uint32_t visible_begin;       /**< positions before it are not visible, but for the first ones */
-  uint32_t visible_end;         /**< nor those from here on; 0: the end of the last block */
-  uint32_t visible_sinks;       /**< so many first positions are visible, unless they are beyond
-                                     the end */
+  const bh_ndp_view* views;     /**< of queries, in every head alike: they may be those of several
+                                     positions; NULL: all see everything */
+  uint32_t view_count;          /**< 1: all queries have the same; query_count: each has its own;
+                                     0: `views` is NULL */
+  float soft_cap;               /**< makes a score cap * tanh(score / cap); 0: none. It changes no
+                                     order: bh_ndp_topk() finds the same keys, with their scores
+                                     before it */
   uint32_t flags;               /**< BH_NDP_SKIP or 0 */
 } bh_ndp_request;
 

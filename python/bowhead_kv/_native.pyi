@@ -645,10 +645,11 @@ def ndp_topk(
     layer: int = 0,
     first_head: int = 0,
     first_tokens: Iterable[int] | None = None,
-    begin: int = 0,
-    end: int | None = None,
-    sinks: int = 0,
+    begin: int | Iterable[int] = 0,
+    end: int | Iterable[int] | None = None,
+    sinks: int | Iterable[int] = 0,
     scale: float = 0.0,
+    soft_cap: float = 0.0,
     budget_bytes: float = 0.0,
     skip_unreadable: bool = False,
 ) -> TopK:
@@ -656,7 +657,10 @@ def ndp_topk(
     [query][channel] of one head, in CPU memory; heads are those from `first_head` on, by their
     numbers in the blocks, as is `layer`. `first_tokens`: positions of the blocks' first tokens;
     None: one block begins where the one before it ends. Visible are positions from `begin` to
-    before `end`, and the first `sinks` ones before `end`. `scale` of scores, 0: 1 / sqrt(channels).
+    before `end`, and the first `sinks` ones before `end`: numbers, or one for each query of a head,
+    as queries of several positions need. `scale` of scores, 0: 1 / sqrt(channels). `soft_cap` makes
+    a score cap * tanh(score / cap), 0: none; that changes no order, and these scores are those
+    before it.
     `budget_bytes` above 0: estimates, from about so many bytes for each visible token and query.
     Raises Error LAPSED if a lease did not last, DAMAGED or UNSUPPORTED_CODEC for a block that
     cannot be read unless `skip_unreadable`."""
@@ -668,10 +672,11 @@ def ndp_score(
     layer: int = 0,
     first_head: int = 0,
     first_tokens: Iterable[int] | None = None,
-    begin: int = 0,
-    end: int | None = None,
-    sinks: int = 0,
+    begin: int | Iterable[int] = 0,
+    end: int | Iterable[int] | None = None,
+    sinks: int | Iterable[int] = 0,
     scale: float = 0.0,
+    soft_cap: float = 0.0,
     skip_unreadable: bool = False,
 ) -> Scores:
     """Every score; arguments as for topk()."""
@@ -683,10 +688,11 @@ def ndp_attend(
     layer: int = 0,
     first_head: int = 0,
     first_tokens: Iterable[int] | None = None,
-    begin: int = 0,
-    end: int | None = None,
-    sinks: int = 0,
+    begin: int | Iterable[int] = 0,
+    end: int | Iterable[int] | None = None,
+    sinks: int | Iterable[int] = 0,
     scale: float = 0.0,
+    soft_cap: float = 0.0,
     skip_unreadable: bool = False,
 ) -> PartialAttention:
     """Attention to these blocks; arguments as for topk(). Outputs o of parts with log-sum-exps l

@@ -53,6 +53,11 @@ uint32_t bytes_of_number(uint8_t format) {
 }
 
 /// The arguments that all functions have, as keywords.
+/// Positions that queries see: numbers, or one for each query.
+struct Visible {
+  nb::handle begin, end, sinks;
+};
+
 class Request {
  public:
   Request(nb::handle leases, nb::handle layer, nb::handle first_head, nb::handle first_tokens,
@@ -117,15 +122,23 @@ class Request {
                          std::to_string(layout().heads));
     request_.head_count = static_cast<uint32_t>(heads);
   }
-  void set_visible(nb::handle begin, nb::handle end, nb::handle sinks, float scale) {
-    request_.visible_begin = number<uint32_t>("begin", begin);
-    if (!end.is_none()) {
-      request_.visible_end = number<uint32_t>("end", end);
-      if (request_.visible_end == 0)
+  /// After set_queries().
+  void set_scores(const Visible& visible, float scale, float soft_cap) {
+    const std::vector<uint32_t> begins = by_query("begin", visible.begin),
+                                sinks = by_query("sinks", visible.sinks);
+    std::vector<uint32_t> ends = {0};
+    if (!visible.end.is_none()) {
+      ends = by_query("end", visible.end);
+      if (std::find(ends.begin(), ends.end(), 0u) != ends.end())
         raise_argument(PyExc_ValueError, "end", kAlone, "is 0: then nothing is visible");
     }
-    request_.visible_sinks = number<uint32_t>("sinks", sinks);
+    views_.resize(std::max({begins.size(), ends.size(), sinks.size()}));
+    for (size_t i = 0; i < views_.size(); ++i)
+      views_[i] = {begins[i % begins.size()], ends[i % ends.size()], sinks[i % sinks.size()]};
+    request_.views = views_.data();
+    request_.view_count = static_cast<uint32_t>(views_.size());
     request_.scale = scale;
+    request_.soft_cap = soft_cap;
   }
 
   const bh_kv_layout& layout() const { return *leases_[0].layout; }
@@ -162,6 +175,19 @@ class Request {
   }
 
  private:
+  /// A number for all queries, or one for each.
+  std::vector<uint32_t> by_query(const char* name, nb::handle object) const {
+    if (PyIndex_Check(object.ptr())) return {number<uint32_t>(name, object)};
+    const Items items(object, name);
+    if (items.size() != queries())
+      raise_argument(PyExc_ValueError, name, kAlone,
+                     "has " + std::to_string(items.size()) + " positions for " +
+                         std::to_string(queries()) + " queries of a head: give one for all, or " +
+                         "one for each");
+    std::vector<uint32_t> all;
+    for (size_t i = 0; i < items.size(); ++i) all.push_back(number<uint32_t>(name, items[i]));
+    return all;
+  }
   /// 0 where the library will refuse it.
   static size_t tokens_of(const bh_lease& lease) {
     const bh_kv_layout& layout = *lease.layout;
@@ -176,6 +202,7 @@ class Request {
   std::vector<bh_lease> leases_;
   std::vector<size_t> tokens_;
   std::vector<uint32_t> firsts_;
+  std::vector<bh_ndp_view> views_;
   std::vector<uint8_t> states_;
   Floats queries_;
   bh_ndp_request request_ = {.struct_bytes = sizeof(bh_ndp_request), .head_count = 1};
@@ -184,10 +211,11 @@ class Request {
 
 nb::object topk(nb::handle leases, nb::handle queries, nb::handle k_object, nb::handle layer,
                 nb::handle first_head, nb::handle first_tokens, nb::handle begin, nb::handle end,
-                nb::handle sinks, float scale, double budget_bytes, bool skip_unreadable) {
+                nb::handle sinks, float scale, float soft_cap, double budget_bytes,
+                bool skip_unreadable) {
   Request request(leases, layer, first_head, first_tokens, skip_unreadable);
   request.set_queries(queries);
-  request.set_visible(begin, end, sinks, scale);
+  request.set_scores({begin, end, sinks}, scale, soft_cap);
   const auto k = number<uint32_t>("k", k_object);
   if (k == 0 || k > 1u << 20)
     raise_argument(PyExc_ValueError, "k", kAlone, "must be 1 to 1,048,576");
@@ -214,10 +242,10 @@ nb::object topk(nb::handle leases, nb::handle queries, nb::handle k_object, nb::
 
 nb::object score(nb::handle leases, nb::handle queries, nb::handle layer, nb::handle first_head,
                  nb::handle first_tokens, nb::handle begin, nb::handle end, nb::handle sinks,
-                 float scale, bool skip_unreadable) {
+                 float scale, float soft_cap, bool skip_unreadable) {
   Request request(leases, layer, first_head, first_tokens, skip_unreadable);
   request.set_queries(queries);
-  request.set_visible(begin, end, sinks, scale);
+  request.set_scores({begin, end, sinks}, scale, soft_cap);
   Answer<float> scores({request.heads(), request.queries(), request.all_tokens()});
   request.run([&](bh_pool* pool, const bh_ndp_request* of, bh_ndp_report* report) {
     return bh_ndp_score(pool, of, scores.data(), scores.size(), report);
@@ -229,10 +257,10 @@ nb::object score(nb::handle leases, nb::handle queries, nb::handle layer, nb::ha
 
 nb::object attend(nb::handle leases, nb::handle queries, nb::handle layer, nb::handle first_head,
                   nb::handle first_tokens, nb::handle begin, nb::handle end, nb::handle sinks,
-                  float scale, bool skip_unreadable) {
+                  float scale, float soft_cap, bool skip_unreadable) {
   Request request(leases, layer, first_head, first_tokens, skip_unreadable);
   request.set_queries(queries);
-  request.set_visible(begin, end, sinks, scale);
+  request.set_scores({begin, end, sinks}, scale, soft_cap);
   if (request.layout().value_channels == 0)
     raise_argument(PyExc_ValueError, "leases", kAlone, "have keys only: nothing to attend to");
   Answer<float> outputs({request.heads(), request.queries(), request.layout().value_channels});
@@ -301,12 +329,13 @@ void bind_ndp(nb::module_& module) {
   module.def("ndp_topk", &topk, any("leases"), any("queries"), any("k"), nb::kw_only(),
              any("layer") = 0, any("first_head") = 0, any("first_tokens") = nb::none(),
              any("begin") = 0, any("end") = nb::none(), any("sinks") = 0, nb::arg("scale") = 0.0f,
-             nb::arg("budget_bytes") = 0.0, nb::arg("skip_unreadable") = false);
+             nb::arg("soft_cap") = 0.0f, nb::arg("budget_bytes") = 0.0,
+             nb::arg("skip_unreadable") = false);
   for (const auto& [name, function] : {std::pair("ndp_score", &score), {"ndp_attend", &attend}})
     module.def(name, function, any("leases"), any("queries"), nb::kw_only(), any("layer") = 0,
                any("first_head") = 0, any("first_tokens") = nb::none(), any("begin") = 0,
                any("end") = nb::none(), any("sinks") = 0, nb::arg("scale") = 0.0f,
-               nb::arg("skip_unreadable") = false);
+               nb::arg("soft_cap") = 0.0f, nb::arg("skip_unreadable") = false);
   module.def("ndp_gather", &gather, any("leases"), any("tokens"), any("part"), nb::kw_only(),
              any("layer") = 0, any("first_head") = 0, any("heads") = 1,
              any("first_tokens") = nb::none(), nb::arg("skip_unreadable") = false);

@@ -187,9 +187,9 @@ TEST_P(Ndp, PositionsAndWindowsAreTheCallers) {
   const std::vector<uint32_t> firsts = {5000, 100, 0};
   bh_ndp_request request = request_for(coded_);
   request.first_tokens = firsts.data();
-  request.visible_begin = 5100;
-  request.visible_end = 5103;
-  request.visible_sinks = 2;
+  const std::vector<bh_ndp_view> views(kQueries, {5100, 5103, 2});
+  request.views = views.data();
+  request.view_count = 1;
   ASSERT_EQ(top(request, 8), BH_OK) << bh_last_error();
   for (uint32_t i = 0; i < kHeads * kQueries; ++i) {
     EXPECT_EQ(counts_[i], 5u);
@@ -206,6 +206,50 @@ TEST_P(Ndp, PositionsAndWindowsAreTheCallers) {
   const std::vector<uint32_t> overlapping = {0, 299, 400};
   request.first_tokens = overlapping.data();
   EXPECT_REFUSED(top(request), BH_INVALID_ARGUMENT, "both hold token 299");
+}
+
+/// As of a draft: a query of each position.
+TEST_P(Ndp, EachQueryHasAViewOfItsOwn) {
+  bh_ndp_request request = request_for(coded_);
+  const std::vector<bh_ndp_view> views = {{0, 310, 0}, {300, 312, 1}};
+  ASSERT_EQ(views.size(), kQueries);
+  request.views = views.data();
+  request.view_count = kQueries;
+  ASSERT_EQ(top(request, 400), BH_OK) << bh_last_error();
+  for (uint32_t i = 0; i < kHeads; ++i) {
+    EXPECT_EQ(counts_[i * kQueries], 310u);
+    EXPECT_EQ(counts_[i * kQueries + 1], 13u);
+  }
+  request.view_count = 3;
+  EXPECT_REFUSED(top(request), BH_INVALID_ARGUMENT, "view_count is 3");
+  request.view_count = 0;
+  EXPECT_REFUSED(top(request), BH_INVALID_ARGUMENT, "view_count");
+  request.views = nullptr;
+  request.view_count = 1;
+  EXPECT_REFUSED(top(request), BH_INVALID_ARGUMENT, "views is NULL");
+}
+
+TEST_P(Ndp, SoftCapsBendScores) {
+  bh_ndp_request request = request_for(coded_);
+  std::vector<float> plain(size_t{kHeads} * kQueries * kAllTokens), capped(plain.size());
+  ASSERT_EQ(bh_ndp_score(pool_, &request, plain.data(), plain.size(), nullptr), BH_OK);
+  ASSERT_EQ(top(request), BH_OK) << bh_last_error();
+  const std::vector<bh_ndp_hit> hits = hits_;
+  request.soft_cap = 0.75f;
+  ASSERT_EQ(bh_ndp_score(pool_, &request, capped.data(), capped.size(), nullptr), BH_OK);
+  for (size_t i = 0; i < plain.size(); ++i)
+    EXPECT_NEAR(capped[i], 0.75f * std::tanh(plain[i] / 0.75f), 1e-4f);
+  ASSERT_EQ(top(request), BH_OK) << bh_last_error();
+  for (size_t i = 0; i < hits.size(); ++i) EXPECT_EQ(hits_[i].token, hits[i].token);
+  std::vector<float> outputs(size_t{kHeads} * kQueries * kChannels), sums(kHeads * kQueries);
+  ASSERT_EQ(bh_ndp_attend(pool_, &request, outputs.data(), outputs.size(), sums.data(), nullptr),
+            BH_OK);
+  for (size_t i = 0; i < sums.size(); ++i) {
+    double sum = 0;
+    for (size_t t = 0; t < kAllTokens; ++t)
+      sum += std::exp(static_cast<double>(capped[i * kAllTokens + t]));
+    EXPECT_NEAR(sums[i], std::log(sum), 1e-3);
+  }
 }
 
 /// A block that was removed while it was leased: its bytes are there, the answer is no good.
@@ -278,6 +322,8 @@ TEST_P(Ndp, WrongRequestsAreRefused) {
       {with([](auto& r) { r.first_head = UINT32_MAX; }), "heads"},
       {with([](auto& r) { r.scale = -1; }), "scale"},
       {with([](auto& r) { r.scale = NAN; }), "scale"},
+      {with([](auto& r) { r.soft_cap = -1; }), "capped"},
+      {with([](auto& r) { r.soft_cap = NAN; }), "capped"},
   };
   for (const Wrong& wrong : wrongs) {
     const bh_status status = top(wrong.request);

@@ -142,7 +142,7 @@ class Blocks : public testing::TestWithParam<size_t> {
     heads_.first_head = layout_.heads - heads_.heads;
     values_ = random_values(size_t{heads_.heads} * kQueries * layout_.key_channels, GetParam());
     queries_ = {values_, kQueries, 0.125f, {}};
-    visible_ = {Visible{}, Visible{100, 500, 7}, Visible{0, 0, 0}};
+    views_ = {Visible{}, Visible{100, 500, 7}, Visible{0, 0, 0}, std::span<const Visible>(unlike_)};
   }
   Queries queries(uint32_t head) const {
     const size_t each = size_t{kQueries} * layout_.key_channels;
@@ -173,21 +173,21 @@ class Blocks : public testing::TestWithParam<size_t> {
   HeadsOfBlocks heads_;
   std::vector<float> values_;
   HeadQueries queries_;
-  std::vector<Visible> visible_;
+  const std::vector<Visible> unlike_ = {{0, 350, 0}, {320, 800, 3}, {0, 0, 0}};
+  std::vector<Views> views_;
 };
 
 TEST_P(Blocks, ScoreAsTheirRowsDo) {
   const size_t all = sequence_.tokens();
-  for (const Visible& visible : visible_) {
-    queries_.visible = visible;
+  for (const Views& views : views_) {
+    queries_.views = views;
     std::vector<float> scores(heads_.heads * kQueries * all), wanted(kQueries * all);
     const auto read = score(heads_, queries_, scores);
     ASSERT_TRUE(read) << read.error().message();
     EXPECT_TRUE(read->left_out.empty());
-    EXPECT_EQ(read->bytes > 0, visible.end > 0);
+    EXPECT_EQ(read->bytes > 0, views.any().end > 0);
     for (uint32_t head = 0; head < heads_.heads; ++head) {
-      ASSERT_TRUE(
-          score(queries(head), sequence_.keys(1, heads_.first_head + head), visible, wanted));
+      ASSERT_TRUE(score(queries(head), sequence_.keys(1, heads_.first_head + head), views, wanted));
       for (size_t i = 0; i < wanted.size(); ++i)
         ASSERT_EQ(scores[head * wanted.size() + i], wanted[i]) << head << " " << i;
     }
@@ -195,21 +195,21 @@ TEST_P(Blocks, ScoreAsTheirRowsDo) {
 }
 
 TEST_P(Blocks, HaveTheBestOfTheirRows) {
-  for (const Visible& visible : visible_) {
-    queries_.visible = visible;
+  for (const Views& views : views_) {
+    queries_.views = views;
     const auto found = top_k(heads_, queries_, 10);
     ASSERT_TRUE(found) << found.error().message();
     ASSERT_EQ(found->hits.size(), size_t{heads_.heads} * kQueries);
     for (uint32_t head = 0; head < heads_.heads; ++head) {
       auto best = TopK::of(kQueries, 10).value();
-      ASSERT_TRUE(best.add(queries(head), sequence_.keys(1, heads_.first_head + head), visible));
+      ASSERT_TRUE(best.add(queries(head), sequence_.keys(1, heads_.first_head + head), views));
       for (uint32_t q = 0; q < kQueries; ++q) {
         const auto& hits = found->hits[head * kQueries + q];
         const auto wanted = best.hits(q);
         ASSERT_EQ(hits.size(), wanted.size());
         for (size_t i = 0; i < hits.size(); ++i) {
           const double exact = exact_score(head, q, hits[i].token);
-          EXPECT_TRUE(visible.has(hits[i].token));
+          EXPECT_TRUE(views.of(q).has(hits[i].token));
           EXPECT_NEAR(static_cast<double>(hits[i].score), exact, 1e-3 + std::abs(exact) * 1e-3);
           EXPECT_NEAR(static_cast<double>(hits[i].score), static_cast<double>(wanted[i].score),
                       1e-3 + std::abs(exact) * 1e-3);
@@ -231,14 +231,13 @@ TEST_P(Blocks, AttendAsTheirRowsDo) {
     EXPECT_EQ(attend(heads_, queries_, outputs, sums).status(), Status::INVALID_ARGUMENT);
     return;
   }
-  for (const Visible& visible : visible_) {
-    queries_.visible = visible;
+  for (const Views& views : views_) {
+    queries_.views = views;
     const auto read = attend(heads_, queries_, outputs, sums);
     ASSERT_TRUE(read) << read.error().message();
     for (uint32_t head = 0; head < heads_.heads; ++head) {
       auto partial = Attention::of(kQueries, channels).value();
-      ASSERT_TRUE(
-          partial.add(queries(head), sequence_.spans(1, heads_.first_head + head), visible));
+      ASSERT_TRUE(partial.add(queries(head), sequence_.spans(1, heads_.first_head + head), views));
       std::vector<float> wanted(channels);
       for (uint32_t q = 0; q < kQueries; ++q) {
         ASSERT_EQ(partial.output(q, wanted), Status::OK);

@@ -15,6 +15,7 @@
 namespace bowhead::test {
 
 using ndp::Hit;
+using ndp::Views;
 using ndp::Visible;
 
 namespace {
@@ -57,6 +58,7 @@ std::vector<Shape> shapes_to_check(uint64_t seed) {
       shape.most_in_a_span = 1 + static_cast<uint32_t>(random.below(150));
       shape.with_scales = random.below(2) == 0;
       shape.float_queries = random.below(2) == 0;
+      shape.soft_cap = random.below(3) == 0 ? 0.5f + static_cast<float>(random.below(30)) : 0;
       shapes.push_back(shape);
     }
   }
@@ -66,25 +68,26 @@ std::vector<Shape> shapes_to_check(uint64_t seed) {
 std::string to_text(const Shape& s) {
   return fmt::format(
       "{}, {} {} queries of {} channels, {} tokens in spans of up to {}, values of "
-      "{}{}{}",
+      "{}{}{}, cap {}",
       number_name(s.number), s.queries, s.float_queries ? "float" : "bf16", s.key_channels,
       s.tokens, s.most_in_a_span, s.value_channels, s.latent ? ", latent" : "",
-      s.with_scales ? ", scales" : "");
+      s.with_scales ? ", scales" : "", s.soft_cap);
 }
 
-std::string check_scores(const Problem& p, const Visible& visible) {
+std::string check_scores(const Problem& p, const Views& views) {
   const auto spans = p.key_spans();
   std::vector<float> scores(size_t{p.shape().queries} * p.shape().tokens);
-  if (const auto done = ndp::score(p.queries(), spans, visible, scores); !done)
+  if (const auto done = ndp::score(p.queries(), spans, views, scores); !done)
     return "score: " + done.error().message();
   for (uint32_t q = 0; q < p.shape().queries; ++q) {
     const float* at = &scores[size_t{q} * p.shape().tokens];
     for (const auto& span : spans) {
       for (uint32_t i = 0; i < span.keys.tokens; ++i, ++at) {
         const uint32_t token = span.first_token + i;
-        const bool seen = oracle_sees(as_oracle(visible), token);
-        const double want = seen ? oracle_score(p.query(q), p.sequence().keys[token], p.scale())
-                                 : -std::numeric_limits<double>::infinity();
+        const bool seen = oracle_sees(as_oracle(views.of(q)), token);
+        const double want =
+            seen ? oracle_score(p.query(q), p.sequence().keys[token], p.scale(), p.shape().soft_cap)
+                 : -std::numeric_limits<double>::infinity();
         if (seen ? !(std::abs(*at - want) <= error_of_score(p, q, token)) : !(*at == want))
           return fmt::format("score of query {} and token {}: {}, not {}", q, token, *at, want);
       }
@@ -121,19 +124,18 @@ std::string check_hits(const Problem& p, const Visible& visible, uint32_t q, uin
 
 }  // namespace
 
-std::string check_top_k(const Problem& p, const Visible& visible, uint32_t k) {
+std::string check_top_k(const Problem& p, const Views& views, uint32_t k) {
   const auto queries = p.queries();
   auto whole = ndp::TopK::of(queries.count(), k).value();
   auto first = whole, second = whole;
   const auto spans = p.key_spans();
   const auto parts = halves(spans);
-  for (const auto& done :
-       {whole.add(queries, spans, visible), first.add(queries, parts.first, visible),
-        second.add(queries, parts.second, visible), second.merge(first)}) {
+  for (const auto& done : {whole.add(queries, spans, views), first.add(queries, parts.first, views),
+                           second.add(queries, parts.second, views), second.merge(first)}) {
     if (!done) return "top-k: " + done.error().message();
   }
   for (uint32_t q = 0; q < queries.count(); ++q) {
-    const std::string wrong = check_hits(p, visible, q, k, whole.hits(q));
+    const std::string wrong = check_hits(p, views.of(q), q, k, whole.hits(q));
     if (!wrong.empty()) return fmt::format("the best {} of query {}: {}", k, q, wrong);
     if (!std::ranges::equal(whole.hits(q), second.hits(q)))
       return fmt::format("the best {} of query {} differ when merged", k, q);
@@ -143,11 +145,11 @@ std::string check_top_k(const Problem& p, const Visible& visible, uint32_t k) {
 
 namespace {
 
-std::string compare(const Problem& p, const Visible& visible, const ndp::Attention& attention,
+std::string compare(const Problem& p, const Views& views, const ndp::Attention& attention,
                     const char* what) {
   for (uint32_t q = 0; q < p.shape().queries; ++q) {
-    const OracleAttention want =
-        oracle_attention(p.sequence(), p.query(q), p.scale(), as_oracle(visible));
+    const OracleAttention want = oracle_attention(p.sequence(), p.query(q), p.scale(),
+                                                  as_oracle(views.of(q)), p.shape().soft_cap);
     double error = 0;
     for (uint32_t token = 0; token < p.shape().tokens; ++token)
       error = std::max(error, error_of_score(p, q, token));
@@ -168,16 +170,17 @@ std::string compare(const Problem& p, const Visible& visible, const ndp::Attenti
   return "";
 }
 
-std::string check_mass(const Problem& p, const Visible& visible, const ndp::Attention& attention) {
+std::string check_mass(const Problem& p, const Views& views, const ndp::Attention& attention) {
   const auto queries = p.queries();
   std::vector<float> lse, mass(p.shape().tokens);
   for (uint32_t q = 0; q < queries.count(); ++q) lse.push_back(attention.log_sum_exp(q));
   const auto spans = p.key_spans();
-  if (const auto done = ndp::add_mass(queries, spans, visible, lse, mass); !done)
+  if (const auto done = ndp::add_mass(queries, spans, views, lse, mass); !done)
     return "mass: " + done.error().message();
   std::vector<double> want(p.shape().tokens), reach(p.shape().tokens);
   for (uint32_t q = 0; q < queries.count(); ++q) {
-    const auto one = oracle_attention(p.sequence(), p.query(q), p.scale(), as_oracle(visible));
+    const auto one = oracle_attention(p.sequence(), p.query(q), p.scale(), as_oracle(views.of(q)),
+                                      p.shape().soft_cap);
     double error = 0;
     for (uint32_t t = 0; t < want.size(); ++t) error = std::max(error, error_of_score(p, q, t));
     for (uint32_t t = 0; t < want.size(); ++t) {
@@ -199,14 +202,14 @@ std::string check_mass(const Problem& p, const Visible& visible, const ndp::Atte
 
 }  // namespace
 
-std::string check_attention(const Problem& p, const Visible& visible) {
+std::string check_attention(const Problem& p, const Views& views) {
   const auto queries = p.queries();
   auto whole = ndp::Attention::of(queries.count(), p.shape().value_channels).value();
   auto first = whole, second = whole, remote = whole;
   const auto parts = halves(p.spans());
   for (const auto& done :
-       {whole.add(queries, p.spans(), visible), first.add(queries, parts.first, visible),
-        second.add(queries, parts.second, visible)}) {
+       {whole.add(queries, p.spans(), views), first.add(queries, parts.first, views),
+        second.add(queries, parts.second, views)}) {
     if (!done) return "attention: " + done.error().message();
   }
   std::vector<float> outputs(size_t{queries.count()} * p.shape().value_channels), lse;
@@ -221,13 +224,12 @@ std::string check_attention(const Problem& p, const Visible& visible) {
     return "parts do not merge";
   for (const auto& [attention, what] :
        {std::pair(&whole, "whole"), {&first, "merged"}, {&remote, "merged by outputs"}}) {
-    if (const std::string wrong = compare(p, visible, *attention, what); !wrong.empty())
-      return wrong;
+    if (const std::string wrong = compare(p, views, *attention, what); !wrong.empty()) return wrong;
   }
-  return check_mass(p, visible, whole);
+  return check_mass(p, views, whole);
 }
 
-std::string check_pages(const Problem& p, const Visible& visible) {
+std::string check_pages(const Problem& p, const Views& views) {
   constexpr uint32_t kPageTokens = 16;
   const auto queries = p.queries();
   std::vector<ndp::Digests> digests;
@@ -236,16 +238,24 @@ std::string check_pages(const Problem& p, const Visible& visible) {
     if (!one) return "digest: " + one.error().message();
     digests.push_back(std::move(*one));
   }
-  const auto pages = ndp::select_pages(queries, digests, visible, 1u << 20);
+  const auto pages = ndp::select_pages(queries, digests, views, 1u << 20);
   if (!pages) return "pages: " + pages.error().message();
-  uint32_t found = 0;
+  const auto sees_any = [&](uint32_t token) {
+    bool any = false;
+    for (uint32_t q = 0; q < queries.count(); ++q)
+      any |= oracle_sees(as_oracle(views.of(q)), token);
+    return any;
+  };
+  uint32_t found = 0, all = 0;
+  for (uint32_t token = 0; token < p.shape().tokens; ++token) all += sees_any(token);
   for (const Hit& page : *pages) {
     for (const auto& d : digests) {
       if (page.token < d.first_token || page.token >= d.first_token + d.tokens) continue;
       const uint32_t end = std::min(page.token + kPageTokens, d.first_token + d.tokens);
       for (uint32_t token = page.token; token < end; ++token) {
-        found += oracle_sees(as_oracle(visible), token);
+        found += sees_any(token);
         for (uint32_t q = 0; q < queries.count(); ++q) {
+          if (!oracle_sees(as_oracle(views.of(q)), token)) continue;
           const double score = oracle_score(p.query(q), p.sequence().keys[token], p.scale());
           if (score > page.score + error_of_score(p, q, token))
             return fmt::format("page at {}: token {} has {}, more than {}", page.token, token,
@@ -254,7 +264,6 @@ std::string check_pages(const Problem& p, const Visible& visible) {
       }
     }
   }
-  const auto all = oracle_order(p.sequence(), p.query(0), p.scale(), as_oracle(visible)).size();
   return found == all ? "" : fmt::format("pages show {} of {} tokens", found, all);
 }
 
@@ -311,16 +320,25 @@ std::string check_all(const Shape& shape, uint64_t seed) {
   const Problem p(shape, seed);
   Random random(seed);
   const auto some = [&] { return static_cast<uint32_t>(random.below(shape.tokens + 1)); };
-  for (const Visible& visible :
-       {Visible{}, Visible{.end = some()}, Visible{.begin = some(), .sinks = some()},
-        Visible{.begin = some(), .end = some(), .sinks = 4}}) {
+  // Of a draft: each sees one token more than the one before. And all unlike.
+  std::vector<Visible> draft, unlike;
+  for (uint32_t q = 0; q < shape.queries; ++q) {
+    draft.push_back({.end = shape.tokens / 2 + q});
+    unlike.push_back({some(), some(), some() / 4});
+  }
+  for (const auto& [views, name] :
+       {std::pair(Views(), "all"),
+        {Visible{.end = some()}, "first"},
+        {Visible{.begin = some(), .sinks = some()}, "last, and sinks"},
+        {Visible{.begin = some(), .end = some(), .sinks = 4}, "middle, and sinks"},
+        {std::span<const Visible>(draft), "those of a draft"},
+        {std::span<const Visible>(unlike), "unlike"}}) {
     for (const std::string& wrong :
-         {check_scores(p, visible), check_top_k(p, visible, 1), check_top_k(p, visible, 7),
-          check_top_k(p, visible, shape.tokens + 5), check_attention(p, visible),
-          check_pages(p, visible)}) {
+         {check_scores(p, views), check_top_k(p, views, 1), check_top_k(p, views, 7),
+          check_top_k(p, views, shape.tokens + 5), check_attention(p, views),
+          check_pages(p, views)}) {
       if (!wrong.empty())
-        return fmt::format("{}; tokens {} to {}, and {}; seed {}: {}", to_text(shape),
-                           visible.begin, visible.end, visible.sinks, seed, wrong);
+        return fmt::format("{}; tokens {}; seed {}: {}", to_text(shape), name, seed, wrong);
     }
   }
   return "";

@@ -15,10 +15,10 @@ std::vector<Shape> shapes_to_check(uint64_t seed);
 std::string to_text(const Shape& shape);
 
 /// Returns the fault, or an empty string.
-std::string check_scores(const Problem& problem, const ndp::Visible& visible);
-std::string check_top_k(const Problem& problem, const ndp::Visible& visible, uint32_t k);
-std::string check_attention(const Problem& problem, const ndp::Visible& visible);
-std::string check_pages(const Problem& problem, const ndp::Visible& visible);
+std::string check_scores(const Problem& problem, const ndp::Views& views);
+std::string check_top_k(const Problem& problem, const ndp::Views& views, uint32_t k);
+std::string check_attention(const Problem& problem, const ndp::Views& views);
+std::string check_pages(const Problem& problem, const ndp::Views& views);
 /// For rows with this number of channels, a multiple of 64.
 std::string check_dots(uint32_t channels, uint64_t seed);
 std::string check_products(uint32_t channels, uint64_t seed);

@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -21,6 +23,7 @@ using ndp::KeySpan;
 using ndp::Queries;
 using ndp::Rows;
 using ndp::TopK;
+using ndp::Visible;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 const float kNan = std::nanf("");
@@ -120,7 +123,7 @@ TEST(Order, OfTiesIsTheEarlierTokens) {
   for (const uint32_t first : {2000u, 0u, 1000u})
     spans.push_back({first, {NumberFormat::BF16, 64, 1000, &rows[first * 64], 128}});
   auto best = TopK::of(1, 100).value();
-  ASSERT_TRUE(best.add(queries, spans, {.begin = 10}));
+  ASSERT_TRUE(best.add(queries, spans, Visible{.begin = 10}));
   ASSERT_EQ(best.hits(0).size(), 100u);
   for (uint32_t i = 0; i < 100; ++i) EXPECT_EQ(best.hits(0)[i], (Hit{64, 10 + i}));
 }
@@ -171,9 +174,91 @@ TEST(NotANumber, InAKeyShowsInItsQueriesOutputs) {
   EXPECT_TRUE(std::isnan(out[0]));
   EXPECT_TRUE(std::isnan(attention.log_sum_exp(1)));
   auto without = ndp::Attention::of(2, 64).value();
-  ASSERT_TRUE(without.add(p.queries(), p.spans(), {.begin = 8}));
+  ASSERT_TRUE(without.add(p.queries(), p.spans(), Visible{.begin = 8}));
   ASSERT_EQ(without.output(0, out), Status::OK);
   EXPECT_FALSE(std::isnan(out[0]));
+}
+
+/// Neither a key nor a value of a token that another query of the same call sees.
+TEST(NotANumber, StaysWithTheQueriesThatSeeIt) {
+  for (const uint32_t nan_at : {5u, 69u}) {
+    Problem p({.queries = 3, .tokens = 70, .most_in_a_span = 70, .latent = true}, 1);
+    p.set_key(nan_at, 3, 0x7FC0);
+    const std::vector<Visible> each = {{.end = nan_at}, {}, {.begin = nan_at + 1, .sinks = nan_at}};
+    const ndp::Views views = std::span<const Visible>(each);
+    auto attention = ndp::Attention::of(3, 64).value();
+    auto best = TopK::of(3, 70).value();
+    std::vector<float> scores(3 * 70);
+    ASSERT_TRUE(attention.add(p.queries(), p.spans(), views));
+    ASSERT_TRUE(best.add(p.queries(), p.key_spans(), views));
+    ASSERT_TRUE(ndp::score(p.queries(), p.key_spans(), views, scores));
+    const auto any_nan = [](std::span<const float> of) {
+      return std::any_of(of.begin(), of.end(), [](float x) { return std::isnan(x); });
+    };
+    for (uint32_t q = 0; q < 3; ++q) {
+      std::vector<float> out(64);
+      ASSERT_EQ(attention.output(q, out), Status::OK);
+      EXPECT_EQ(any_nan(out), q == 1);
+      EXPECT_EQ(std::isnan(attention.log_sum_exp(q)), q == 1);
+      EXPECT_EQ(std::isnan(best.hits(q).back().score), q == 1);
+      EXPECT_EQ(any_nan(std::span(scores).subspan(q * 70, 70)), q == 1);
+    }
+  }
+}
+
+TEST(Views, AreOneForAllOrOneForEach) {
+  const Problem p({.queries = 3}, 1);
+  const std::vector<Visible> two(2), none;
+  for (const std::vector<Visible>& each : {two, none}) {
+    const ndp::Views views = std::span<const Visible>(each);
+    auto best = TopK::of(3, 1).value();
+    auto attention = ndp::Attention::of(3, 64).value();
+    std::vector<float> scores(600), mass(200), sums(3);
+    const std::string number = std::to_string(each.size()) + " views of 3 queries";
+    for (const Result<void>& refused :
+         {best.add(p.queries(), p.key_spans(), views), attention.add(p.queries(), p.spans(), views),
+          ndp::score(p.queries(), p.key_spans(), views, scores),
+          ndp::add_mass(p.queries(), p.key_spans(), views, sums, mass)}) {
+      ASSERT_EQ(refused.status(), Status::INVALID_ARGUMENT);
+      EXPECT_NE(refused.error().detail.find(number), std::string::npos) << refused.error().detail;
+    }
+    EXPECT_EQ(ndp::select_pages(p.queries(), {}, views, 1).status(), Status::INVALID_ARGUMENT);
+  }
+}
+
+TEST(SoftCap, HasToBeANumber) {
+  for (const float cap : {-1.0f, kInfinity, std::numeric_limits<float>::quiet_NaN()})
+    EXPECT_EQ(Queries::of(std::vector<float>(64), 1, 64, 1, NumberFormat::BF16, cap).status(),
+              Status::INVALID_ARGUMENT);
+}
+
+/// Of every set, for numbers of every size.
+TEST(SoftCap, BendsAsTheHyperbolicTangent) {
+  for (const ndp::Kernels* kernels : ndp::kernels_here()) {
+    for (const float cap : {1e-30f, 0.5f, 30.0f, 1e30f}) {
+      for (float size = 1e-6f; size < 1e3f; size *= 1.7f) {
+        std::array<float, ndp::kTileTokens> values;
+        for (uint32_t i = 0; i < values.size(); ++i)
+          values[i] = cap * size * (static_cast<float>(i) - 31.5f) / 32;
+        auto capped = values;
+        kernels->soft_cap(capped.data(), cap);
+        for (uint32_t i = 0; i < values.size(); ++i) {
+          const double wanted = double{cap} * std::tanh(double{values[i]} / cap);
+          ASSERT_NEAR(capped[i], wanted, std::abs(wanted) * 0x1p-18)
+              << kernels->name << " " << values[i] << " at " << cap;
+        }
+      }
+      std::array<float, ndp::kTileTokens> odd{};
+      odd[0] = kInfinity;
+      odd[1] = -kInfinity;
+      odd[2] = std::numeric_limits<float>::quiet_NaN();
+      kernels->soft_cap(odd.data(), cap);
+      EXPECT_EQ(odd[0], cap);
+      EXPECT_EQ(odd[1], -cap);
+      EXPECT_TRUE(std::isnan(odd[2]));
+      EXPECT_EQ(odd[3], 0);
+    }
+  }
 }
 
 TEST(NotANumber, OpensItsPage) {
@@ -238,10 +323,10 @@ TEST(Infinity, BelowHasNoWeight) {
   for (uint32_t token = 0; token < 50; ++token)
     p.set_key(token, 3, p.query(0)[3] > 0 ? 0xFF80 : 0x7F80);
   auto all = ndp::Attention::of(1, 64).value(), rest = all, none = all;
-  ASSERT_TRUE(all.add(p.queries(), p.spans(), {.end = 50}));
+  ASSERT_TRUE(all.add(p.queries(), p.spans(), Visible{.end = 50}));
   EXPECT_EQ(all.log_sum_exp(0), -kInfinity);
-  ASSERT_TRUE(all.add(p.queries(), p.spans(), {.begin = 50}));
-  ASSERT_TRUE(rest.add(p.queries(), p.spans(), {.begin = 50}));
+  ASSERT_TRUE(all.add(p.queries(), p.spans(), Visible{.begin = 50}));
+  ASSERT_TRUE(rest.add(p.queries(), p.spans(), Visible{.begin = 50}));
   EXPECT_EQ(all.log_sum_exp(0), rest.log_sum_exp(0));
   ASSERT_TRUE(none.merge(none));
   std::vector<float> out(64, 1);

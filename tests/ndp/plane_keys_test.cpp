@@ -32,6 +32,7 @@ using ndp::PlaneAnswer;
 using ndp::PlaneKeys;
 using ndp::Queries;
 using ndp::Reading;
+using ndp::Views;
 using ndp::Visible;
 
 constexpr NumberFormat kKinds[] = {NumberFormat::BF16, NumberFormat::FP16, NumberFormat::FP8_E4M3,
@@ -146,7 +147,7 @@ bool same(const std::vector<Hit>& a, const std::vector<Hit>& b) {
   });
 }
 
-void check_exact(const Sequences& keys, const std::vector<float>& values, const Visible& visible,
+void check_exact(const Sequences& keys, const std::vector<float>& values, const Views& views,
                  uint32_t k) {
   const uint32_t channels = keys.channels();
   const auto count = static_cast<uint32_t>(values.size() / channels);
@@ -154,13 +155,13 @@ void check_exact(const Sequences& keys, const std::vector<float>& values, const 
   const auto queries = Queries::of(values, count, channels, scale, keys.number()).value();
   for (const Reading reading : {Reading::ONE_PASS, Reading::FEWEST_BYTES}) {
     SCOPED_TRACE(reading == Reading::ONE_PASS ? "in one pass" : "by the fewest bytes");
-    const auto answer = exact_top_k(queries, keys.blocks(), visible, k, reading);
+    const auto answer = exact_top_k(queries, keys.blocks(), views, k, reading);
     ASSERT_TRUE(answer) << answer.error().message();
     ASSERT_EQ(answer->hits.size(), count);
     uint64_t sum = 0;
     for (uint32_t q = 0; q < count; ++q) {
       const auto want =
-          expected(keys.sequence(), values.data() + size_t{q} * channels, scale, visible, k);
+          expected(keys.sequence(), values.data() + size_t{q} * channels, scale, views.of(q), k);
       ASSERT_TRUE(same(answer->hits[q], want))
           << "query " << q << ": " << text_of(answer->hits[q]) << "\nnot " << text_of(want);
       ASSERT_LE(answer->bytes_read[q], keys.frames_bytes());
@@ -240,6 +241,11 @@ TEST_P(PlaneKeysTest, FindTheBestOfEveryContent) {
           check_approximate(keys, values, visible, k, budget);
         ASSERT_FALSE(HasFailure());
       }
+      // A query of each position, and some that see the same.
+      std::vector<Visible> each;
+      for (size_t q = 0; q * shape.channels < values.size(); ++q)
+        each.push_back({q % 3 == 0 ? begin : 0, end - std::min<uint32_t>(end, uint32_t(q / 2)), 3});
+      ASSERT_NO_FATAL_FAILURE(check_exact(keys, values, std::span<const Visible>(each), 9));
     }
   }
 }
@@ -495,8 +501,9 @@ TEST(PlaneSearch, FindsTheBestOfAnyPartOfATile) {
       SCOPED_TRACE(std::to_string(channels) + (turns ? " channels that turn" : " channels"));
       const auto queries = random_queries(3, channels, channels);
       for (const uint32_t begin : {65u, 130u, 200u, 260u, 465u, 530u, 600u, 660u, 701u}) {
-        ASSERT_NO_FATAL_FAILURE(check_exact(keys, queries, {.begin = begin, .sinks = 2}, 9));
-        ASSERT_NO_FATAL_FAILURE(check_exact(keys, queries, {.begin = begin, .end = begin + 90}, 9));
+        ASSERT_NO_FATAL_FAILURE(check_exact(keys, queries, Visible{.begin = begin, .sinks = 2}, 9));
+        ASSERT_NO_FATAL_FAILURE(
+            check_exact(keys, queries, Visible{.begin = begin, .end = begin + 90}, 9));
       }
     }
   }
@@ -650,8 +657,8 @@ TEST(PlaneSearch, RefusesInputThatDoesNotFit) {
   EXPECT_TRUE(refused(exact_top_k(queries, overlapping, {}, 1)));
 
   EXPECT_TRUE(exact_top_k(queries, {}, {}, 1)->hits[0].empty());
-  EXPECT_TRUE(exact_top_k(queries, blocks, {.end = 0}, 1)->hits[0].empty());
-  EXPECT_EQ(exact_top_k(queries, blocks, {.end = 0}, 1)->bytes_read[0], 0u);
+  EXPECT_TRUE(exact_top_k(queries, blocks, Visible{.end = 0}, 1)->hits[0].empty());
+  EXPECT_EQ(exact_top_k(queries, blocks, Visible{.end = 0}, 1)->bytes_read[0], 0u);
 }
 
 }  // namespace

@@ -125,7 +125,7 @@ ndp::Queries Problem::queries() const {
   std::vector<float> all;
   for (const auto& query : queries_) all.insert(all.end(), query.begin(), query.end());
   return ndp::Queries::of(all, shape_.queries, shape_.key_channels, static_cast<float>(scale_),
-                          shape_.number)
+                          shape_.number, shape_.soft_cap)
       .value();
 }
 

@@ -21,6 +21,7 @@ struct Shape {
   bool latent = false;         ///< values are the first channels of the keys
   bool with_scales = false;    ///< of keys and values
   bool float_queries = false;  ///< else queries are bf16
+  float soft_cap = 0;
 };
 
 /// Owns the memory that its spans point to.

@@ -42,11 +42,11 @@ bool oracle_sees(const OracleVisible& visible, uint64_t token) {
   return token < visible.sinks || token >= visible.begin;
 }
 
-double oracle_score(const std::vector<double>& query, const std::vector<double>& key,
-                    double scale) {
+double oracle_score(const std::vector<double>& query, const std::vector<double>& key, double scale,
+                    double cap) {
   double sum = 0;
   for (size_t c = 0; c < query.size(); ++c) sum += query[c] * key[c];
-  return sum * scale;
+  return cap == 0 ? sum * scale : cap * std::tanh(sum * scale / cap);
 }
 
 double oracle_reach(const std::vector<double>& query, const std::vector<double>& key, double scale,
@@ -59,11 +59,11 @@ double oracle_reach(const std::vector<double>& query, const std::vector<double>&
 }
 
 std::vector<OracleHit> oracle_order(const Sequence& sequence, const std::vector<double>& query,
-                                    double scale, const OracleVisible& visible) {
+                                    double scale, const OracleVisible& visible, double cap) {
   std::vector<OracleHit> hits;
   for (uint32_t token = 0; token < sequence.keys.size(); ++token) {
     if (!sequence.keys[token].empty() && oracle_sees(visible, token))
-      hits.push_back({oracle_score(query, sequence.keys[token], scale), token});
+      hits.push_back({oracle_score(query, sequence.keys[token], scale, cap), token});
   }
   std::stable_sort(hits.begin(), hits.end(), [](const OracleHit& a, const OracleHit& b) {
     if (std::isnan(a.score) || std::isnan(b.score)) return !std::isnan(a.score);
@@ -73,12 +73,12 @@ std::vector<OracleHit> oracle_order(const Sequence& sequence, const std::vector<
 }
 
 OracleAttention oracle_attention(const Sequence& sequence, const std::vector<double>& query,
-                                 double scale, const OracleVisible& visible) {
+                                 double scale, const OracleVisible& visible, double cap) {
   OracleAttention result;
   result.output.assign(sequence.value_channels, 0);
   result.reach.assign(sequence.value_channels, 0);
   result.weights.assign(sequence.keys.size(), 0);
-  const auto order = oracle_order(sequence, query, scale, visible);
+  const auto order = oracle_order(sequence, query, scale, visible, cap);
   double sum = 0;
   for (const OracleHit& hit : order) sum += std::exp(hit.score - order.front().score);
   result.log_sum_exp = order.empty() ? -std::numeric_limits<double>::infinity()

@@ -27,14 +27,16 @@ struct OracleHit {
 double oracle_value(const char* kind, uint32_t bits);
 
 bool oracle_sees(const OracleVisible& visible, uint64_t token);
-double oracle_score(const std::vector<double>& query, const std::vector<double>& key, double scale);
+/// A cap above 0 is a soft one.
+double oracle_score(const std::vector<double>& query, const std::vector<double>& key, double scale,
+                    double cap = 0);
 /// Sum of |q k| times the scale, or, if `whole`, of the largest |q| and |k|: the reference for
 /// relative errors of a score.
 double oracle_reach(const std::vector<double>& query, const std::vector<double>& key, double scale,
                     bool whole);
 /// All visible tokens, the best first.
 std::vector<OracleHit> oracle_order(const Sequence& sequence, const std::vector<double>& query,
-                                    double scale, const OracleVisible& visible);
+                                    double scale, const OracleVisible& visible, double cap = 0);
 
 struct OracleAttention {
   std::vector<double> output;
@@ -43,6 +45,6 @@ struct OracleAttention {
   std::vector<double> weights;  ///< by token
 };
 OracleAttention oracle_attention(const Sequence& sequence, const std::vector<double>& query,
-                                 double scale, const OracleVisible& visible);
+                                 double scale, const OracleVisible& visible, double cap = 0);
 
 }  // namespace bowhead::test

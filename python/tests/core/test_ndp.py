@@ -93,6 +93,26 @@ def test_windows_and_positions(sequence):
     assert (np.asarray(near.counts) == 9).all()
 
 
+def test_each_query_has_its_own_view(sequence):
+    """As of a draft, whose queries are those of several positions."""
+    queries = queries_for()
+    ends = [310, 311, 312, 313]
+    best = ndp.topk(sequence.leases, queries, 400, begin=300, end=ends, sinks=[0, 0, 1, 1])
+    assert (np.asarray(best.counts) == [10, 11, 13, 14]).all()
+    part = ndp.attend(sequence.leases, queries, end=ends, soft_cap=2.0)
+    for query, end in enumerate(ends):
+        alone = ndp.attend(
+            sequence.leases, queries[:, query : query + 1].copy(), end=end, soft_cap=2.0
+        )
+        assert np.asarray(part.outputs)[:, query] == pytest.approx(
+            np.asarray(alone.outputs)[:, 0], abs=1e-3
+        )
+    with pytest.raises(ValueError, match="one for each"):
+        ndp.topk(sequence.leases, queries, 1, end=[1, 2])
+    with pytest.raises(TypeError, match="begin"):
+        ndp.topk(sequence.leases, queries, 1, begin="first")
+
+
 def test_attention(sequence):
     queries = queries_for()
     part = ndp.attend(sequence.leases, queries, layer=1, first_head=1)
