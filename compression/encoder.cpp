@@ -145,6 +145,8 @@ class Encoder::Impl {
     make_room(number, tokens, channels);
     if (number.is_float())
       kernels_.largest_exponents(number, values.data(), tokens, channels, exponents_.data());
+    else
+      std::fill_n(exponents_.begin(), channels, uint16_t{0});
     TileHeader header;
     header.searchable = all_finite(number, std::span(exponents_).first(channels), values);
     split(number, shape, tokens, values);
@@ -183,9 +185,7 @@ class Encoder::Impl {
   void split(const Number& number, const Shape& shape, uint32_t tokens, ConstBytes values) {
     const uint32_t channels = shape.channels;
     const std::span<uint16_t> exponents(exponents_.data(), channels);
-    centre_ = {};
-    if (number.is_float())
-      centre_ = fitter_.fit(number, values.data(), tokens, channels, exponents, shape.rotary);
+    centre_ = fitter_.fit(number, values.data(), tokens, channels, exponents, shape.rotary);
     for (bool again = true; again;) {
       const Rotary rotary = centre_.turns ? shape.rotary : Rotary{};
       const TileFrame tile{

@@ -44,6 +44,10 @@ void load_row(const Number& number, const uint8_t* from, uint32_t channels, floa
     }
     return;
   }
+  if (!number.is_float()) {
+    for (uint32_t c = 0; c < channels; ++c) to[c] = static_cast<int8_t>(from[c]);
+    return;
+  }
   // Shifts the fields to those of a float; a product corrects the bias.
   const uint32_t rest = (1u << (number.exponent_bits + number.mantissa_bits)) - 1;
   const uint32_t sign = number.element_bytes * 8u - 1;
@@ -149,9 +153,9 @@ const Centre& CentreFitter::fit(const Number& number, const void* values, uint32
                  samples = std::min(tokens / step, kSamples);
   const uint32_t half = rotary.dim / 2u;
   if (half != 0) set_turns(samples, step, rotary);
-  const int bias = (1 << (number.exponent_bits - 1)) - 1;
-  scale_.resize(channels);
-  for (uint32_t c = 0; c < channels; ++c) {
+  const int bias = number.is_float() ? (1 << (number.exponent_bits - 1)) - 1 : 0;
+  scale_.assign(channels, 1);
+  for (uint32_t c = 0; c < channels && number.is_float(); ++c) {
     const uint16_t largest =
         half == 0 ? exponents[c] : std::max(exponents[c], exponents[partner_of(c, rotary)]);
     scale_[c] = power_of_two(number.mantissa_bits + bias - largest);

@@ -91,7 +91,7 @@ WANTED = (
     | {(kind, "tiles") for kind in ("bf16", "fp16", "fp8 e4m3", "bytes")}
     | {(kind, what) for kind in FLOATS for what in ("remainder", "exceptions")}
     | {(kind, "resting", "centre") for kind in ("bf16", "fp16", "fp8 e5m2")}
-    | {(kind, "turning", "centre") for kind in ("bf16", "fp16", "fp8 e4m3")}
+    | {(kind, "turning", "centre") for kind in ("bf16", "fp16", "fp8 e4m3", "int8")}
     | {(kind, "odd channels") for kind in ("bf16", "fp16", "fp8 e4m3", "fp8 e5m2", "int8")}
 )
 

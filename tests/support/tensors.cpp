@@ -19,7 +19,7 @@ double normal(Random& random) {
 uint32_t bits_of(NumberFormat kind, double value) {
   const Number& number = *number_of(kind);
   if (!number.is_float())
-    return static_cast<uint8_t>(static_cast<int>(std::clamp(value * 100, -128.0, 127.0)));
+    return static_cast<uint8_t>(static_cast<int>(std::clamp(value * 4, -128.0, 127.0)));
   const uint32_t sign = std::signbit(value) ? 1u << (number.element_bytes * 8 - 1) : 0;
   const int bias = (1 << (number.exponent_bits - 1)) - 1;
   int exponent = 0;
