@@ -13,19 +13,20 @@ struct ProfileRules {
   StreamCodec codec;
   int level;
   uint32_t least_saved_parts;  ///< a coded stream is kept if it saves 1 / so much at least
-  int one_stream_level;        ///< of ZSTD, for numbers of one byte; 0: always planes
+  int one_stream_level;        ///< of the codec, for a tile as one stream
+  bool bytes_as_one_stream;    ///< tried for numbers of one byte; for all where tokens repeat
 };
 
 ProfileRules rules_of(Profile profile) {
   switch (profile) {
     case Profile::FAST:
-      return {StreamCodec::LZ4, 1, 16, 0};
+      return {StreamCodec::LZ4, 1, 16, 1, false};
     case Profile::BALANCED:
-      return {StreamCodec::ZSTD, 1, 8, 0};
+      return {StreamCodec::ZSTD, 1, 8, 1, false};
     case Profile::DENSE:
-      return {StreamCodec::ZSTD, 1, 100, 3};
+      return {StreamCodec::ZSTD, 1, 100, 3, true};
   }
-  return {StreamCodec::STORED, 0, 1, 0};
+  return {StreamCodec::STORED, 0, 1, 0, false};
 }
 
 /// From this number of tokens on spreads take less than a hundredth of a tile.
@@ -100,7 +101,8 @@ class Encoder::Impl {
     const size_t limit = values.size() + kStoredTileHeaderBytes;
     size_t size = number == nullptr ? encode_bytes(values, out)
                                     : encode_planes(*number, shape, tokens, values, out);
-    if (number != nullptr && number->element_bytes == 1 && rules_.one_stream_level != 0)
+    if (number != nullptr &&
+        (repeats_ || (rules_.bytes_as_one_stream && number->element_bytes == 1)))
       size = encode_as_one_stream(values, size == 0 ? limit : size, out);
     if (size != 0 && size < limit) return size;
     ByteWriter to(out.data());
@@ -119,14 +121,14 @@ class Encoder::Impl {
     return kBytesTileHeaderBytes + size;
   }
 
-  /// Numbers of one byte may repeat as bytes where no plane does. Searches then read the tile
-  /// whole, so that it has to save a 32nd. Returns `size`, and leaves `out`, if it does not.
+  /// Numbers of one byte may repeat as bytes where no plane does; a row that repeats is one match,
+  /// where planes have one each. Searches then read the tile whole, so that it has to save a 32nd.
+  /// Returns `size`, and leaves `out`, if it does not.
   size_t encode_as_one_stream(ConstBytes values, size_t size, Bytes out) {
     const size_t most = size - std::min(size, size / 32 + kBytesTileHeaderBytes);
-    const auto codec = StreamCodec::ZSTD;
-    const size_t coded = coder_.encode(codec, rules_.one_stream_level, values, coded_, most);
+    const size_t coded = coder_.encode(rules_.codec, rules_.one_stream_level, values, coded_, most);
     if (coded == 0) return size;
-    write_bytes_tile(codec, Bytes(coded_).first(coded), out);
+    write_bytes_tile(rules_.codec, Bytes(coded_).first(coded), out);
     return kBytesTileHeaderBytes + coded;
   }
 
@@ -271,7 +273,7 @@ class Encoder::Impl {
     constexpr int kQuick = 4;
     const uint32_t streams = stream_count(number);
     Bytes room(coded_);
-    const bool repeats =
+    const bool repeats = repeats_ =
         coder_.encode(StreamCodec::LZ4, kQuick, plain[0], room, plain[0].size() / 32 * 31) != 0;
     bool worth_it = true;
     for (uint32_t s = 0; s < streams; ++s) {
@@ -356,6 +358,7 @@ class Encoder::Impl {
   Centre centre_;
   CentreMaker centres_;
   Split split_{};
+  bool repeats_ = false;  // tokens of the tile
   Lines<uint8_t> plain_, coded_, beyond_;
   Lines<uint16_t> exponents_;
   std::vector<uint8_t> spreads_;
