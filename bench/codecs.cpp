@@ -75,6 +75,36 @@ class ZstdCodec : public Codec {
   ZSTD_DCtx* const decoder_ = ZSTD_createDCtx();
 };
 
+/// First bytes of all values, then second ones, as Blosc's shuffle has them.
+class ShuffledZstdCodec : public Codec {
+ public:
+  explicit ShuffledZstdCodec(int level) : zstd_(level) {}
+  std::string name() const override { return "byte shuffle+" + zstd_.name(); }
+  size_t encode(const Shape& shape, ConstBytes values, Bytes out) override {
+    shuffled_.resize(values.size());
+    const uint32_t bytes = element_bytes(shape.number);
+    const size_t count = values.size() / bytes;
+    for (uint32_t byte = 0; byte < bytes; ++byte) {
+      for (size_t i = 0; i < count; ++i) shuffled_[byte * count + i] = values[i * bytes + byte];
+    }
+    return zstd_.encode(shape, shuffled_, out);
+  }
+  bool decode(const Shape& shape, ConstBytes coded, Bytes out) override {
+    shuffled_.resize(out.size());
+    if (!zstd_.decode(shape, coded, shuffled_)) return false;
+    const uint32_t bytes = element_bytes(shape.number);
+    const size_t count = out.size() / bytes;
+    for (uint32_t byte = 0; byte < bytes; ++byte) {
+      for (size_t i = 0; i < count; ++i) out[i * bytes + byte] = shuffled_[byte * count + i];
+    }
+    return true;
+  }
+
+ private:
+  ZstdCodec zstd_;
+  std::vector<uint8_t> shuffled_;
+};
+
 }  // namespace
 
 bool Codec::right(const Shape&, ConstBytes values, ConstBytes out) const {
@@ -91,6 +121,7 @@ void add_general_codecs(Codecs& codecs) {
   codecs.push_back(std::make_unique<Lz4Codec>());
   codecs.push_back(std::make_unique<ZstdCodec>(1));
   codecs.push_back(std::make_unique<ZstdCodec>(3));
+  codecs.push_back(std::make_unique<ShuffledZstdCodec>(3));
 }
 
 }  // namespace bowhead::bench

@@ -38,7 +38,7 @@ using Codecs = std::vector<std::unique_ptr<Codec>>;
 /// Space for the output of any codec for this many bytes.
 inline size_t coded_room(size_t block_bytes) { return 2 * block_bytes + 4096; }
 
-/// The profiles of frames; LZ4 and ZSTD on the plain values.
+/// The profiles of frames; LZ4 and ZSTD on the plain values, and ZSTD on shuffled bytes.
 void add_frame_codecs(Codecs& codecs);
 void add_general_codecs(Codecs& codecs);
 /// Only the kernels between values and planes: no centre, no checksums, no coding of planes.

@@ -91,8 +91,8 @@ TEST_F(CodecBench, MeasuresEveryCodecOnTheSameBlocks) {
                                    "keys fp16 4096", "values bf16 65536", "values bf16 4096",
                                    "values fp16 65536", "values fp16 4096"}));
   const std::set<std::string> all = {"ratio", "encode", "decode"};
-  for (const char* codec :
-       {"frames fast", "frames balanced", "frames dense", "lz4", "zstd -1", "zstd -3"}) {
+  for (const char* codec : {"frames fast", "frames balanced", "frames dense", "lz4", "zstd -1",
+                            "zstd -3", "byte shuffle+zstd -3"}) {
     EXPECT_EQ(rows[codec], all) << codec;
   }
   EXPECT_EQ(rows["planes alone"], (std::set<std::string>{"encode", "decode"}));
