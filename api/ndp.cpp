@@ -53,7 +53,8 @@ class Request {
 bh_status Request::open(bh_pool* pool, const bh_ndp_request* request) {
   if (pool == nullptr) return null_argument("pool");
   if (const bh_status bad = read_struct(request, "request", given_); bad != BH_OK) return bad;
-  if (const bh_status bad = check_bounds("request", {{"flags", given_.flags, BH_NDP_SKIP}});
+  if (const bh_status bad =
+          check_bounds("request", {{"flags", given_.flags, BH_NDP_SKIP | BH_NDP_RECTIFY}});
       bad != BH_OK)
     return bad;
   if (pool->forks_at_open != forks()) return finish(Status::FORKED);
@@ -125,6 +126,12 @@ bh_status Request::set_queries() {
   queries_.scale =
       given_.scale == 0 ? 1 / std::sqrt(static_cast<float>(std::max(channels, 1u))) : given_.scale;
   queries_.soft_cap = given_.soft_cap;
+  queries_.rectified = (given_.flags & BH_NDP_RECTIFY) != 0;
+  queries_.group = given_.group;
+  if (given_.weights != nullptr)
+    queries_.weights = {given_.weights, query_count()};
+  else if (given_.group != 0 || queries_.rectified)
+    return null_argument("request->weights");
   return set_views();
 }
 
@@ -133,9 +140,8 @@ bh_status Request::set_views() {
     return fail(BH_INVALID_ARGUMENT, "{}: request->views is {}NULL, and request->view_count {}",
                 current_function, given_.views == nullptr ? "" : "not ", given_.view_count);
   if (given_.views == nullptr) return BH_OK;
-  if (given_.view_count != 1 && given_.view_count != given_.query_count)
-    return fail(BH_INVALID_ARGUMENT,
-                "{}: request->view_count is {}: give 1 for all queries, or {} for each of them",
+  if (given_.view_count > given_.query_count)
+    return fail(BH_INVALID_ARGUMENT, "{}: request->view_count is {}, and query_count {}",
                 current_function, given_.view_count, given_.query_count);
   for (uint32_t i = 0; i < given_.view_count; ++i) {
     const bh_ndp_view& view = given_.views[i];
@@ -155,7 +161,7 @@ bh_status Request::run(bh_ndp_report* report, const Operation& operation) {
   }
   const ndp::HeadsOfBlocks heads{
       blocks_, given_.layer, given_.first_head, given_.head_count,
-      given_.flags == BH_NDP_SKIP ? ndp::Unreadable::SKIP : ndp::Unreadable::REFUSE};
+      (given_.flags & BH_NDP_SKIP) != 0 ? ndp::Unreadable::SKIP : ndp::Unreadable::REFUSE};
   const Result<ndp::BlocksRead> read = operation(heads);
   // Whatever went wrong, a block that did not stay may be why.
   if (const bh_status bad = check_leases(); bad != BH_OK) return bad;

@@ -41,6 +41,7 @@ Result<void> Attention::add(const Queries& queries, std::span<const KvSpan> span
     return Error{Status::INVALID_ARGUMENT, fmt::format("{} queries, while this is attention of {}",
                                                        queries.count(), queries_)};
   if (auto good = check_spans(spans, &queries); !good) return good;
+  if (auto good = check_single(queries); !good) return good;
   if (auto good = views.check(queries_); !good) return good;
   for (size_t i = 0; i < spans.size(); ++i) {
     if (spans[i].values.channels != channels_)
@@ -147,6 +148,7 @@ float Attention::log_sum_exp(uint32_t query) const {
 Result<void> add_mass(const Queries& queries, std::span<const KeySpan> spans, const Views& views,
                       std::span<const float> log_sum_exps, std::span<float> mass) {
   if (auto good = check_spans(spans, &queries); !good) return good;
+  if (auto good = check_single(queries); !good) return good;
   if (auto good = views.check(queries.count()); !good) return good;
   size_t all = 0;
   for (const KeySpan& span : spans) all += span.keys.tokens;

@@ -316,14 +316,20 @@ Result<std::vector<Queries>> queries_of(const Blocks& blocks, const HeadQueries&
         "{} numbers as queries: {} queries of {} channels for each of {} "
         "heads have {}",
         queries.values.size(), queries.count, channels, blocks.heads(), each * blocks.heads()));
-  if (auto good = queries.views.check(queries.count); !good) return good.error();
+  if (!queries.weights.empty() && queries.weights.size() != size_t{queries.count} * blocks.heads())
+    return refuse(fmt::format("{} weights for {} queries of each of {} heads",
+                              queries.weights.size(), queries.count, blocks.heads()));
   std::vector<Queries> all;
   for (uint32_t head = 0; head < blocks.heads(); ++head) {
     auto some = Queries::of(queries.values.subspan(head * each, each), queries.count, channels,
                             queries.scale, number_format(blocks.layout()), queries.soft_cap);
+    if (some && !queries.weights.empty())
+      some = some->summed(queries.weights.subspan(size_t{head} * queries.count, queries.count),
+                          queries.group == 0 ? queries.count : queries.group, queries.rectified);
     if (!some) return some.error();
     all.push_back(std::move(*some));
   }
+  if (auto good = queries.views.check(all[0].answers()); !good) return good.error();
   return all;
 }
 
@@ -341,7 +347,8 @@ Result<BlocksRead> score(const HeadsOfBlocks& heads, const HeadQueries& queries,
   const auto wanted = queries_of(*blocks, queries);
   if (!wanted) return wanted.error();
   const size_t all = blocks->all_tokens();
-  if (auto good = check_size("scores", scores.size(), all * queries.count * blocks->heads()); !good)
+  const uint32_t answers = (*wanted)[0].answers();
+  if (auto good = check_size("scores", scores.size(), all * answers * blocks->heads()); !good)
     return good.error();
   std::vector<float> some;
   const auto score_all = [&]() -> Result<void> {
@@ -350,12 +357,12 @@ Result<BlocksRead> score(const HeadsOfBlocks& heads, const HeadQueries& queries,
     for (size_t b = 0; b < blocks->count(); at += blocks->tokens(b), ++b) {
       const auto add = [&](uint32_t head, const KvSpan& span) -> Result<void> {
         const KeySpan keys{span.first_token, span.keys};
-        some.resize(size_t{queries.count} * keys.keys.tokens);
+        some.resize(size_t{answers} * keys.keys.tokens);
         if (auto good = score((*wanted)[head], {&keys, 1}, queries.views, some); !good) return good;
         const size_t first = at + span.first_token - blocks->first_token(b);
-        for (uint32_t q = 0; q < queries.count; ++q)
-          std::copy_n(&some[size_t{q} * keys.keys.tokens], keys.keys.tokens,
-                      &scores[(size_t{head} * queries.count + q) * all + first]);
+        for (uint32_t a = 0; a < answers; ++a)
+          std::copy_n(&some[size_t{a} * keys.keys.tokens], keys.keys.tokens,
+                      &scores[(size_t{head} * answers + a) * all + first]);
         return {};
       };
       if (auto good = blocks->for_rows(b, Blocks::Want::KEYS, queries.views.any(), add); !good)
@@ -385,7 +392,8 @@ class PlaneBlocks {
   /// Before anything else. Some blocks are left out then, if that is wanted.
   Result<void> open();
   bool searches(size_t block) const {
-    return is_long_frame(block) && (!blocks_.together() || whole_[block]);
+    return !queries_[0].are_summed() && is_long_frame(block) &&
+           (!blocks_.together() || whole_[block]);
   }
   Result<PlaneAnswer> search(uint32_t head, const Views& views, uint32_t k, double bytes_per_token);
 
@@ -431,7 +439,7 @@ bool PlaneBlocks::can_be_cut(const PlaneKeys& whole) const {
 }
 
 Result<void> PlaneBlocks::open() {
-  if (!blocks_.together() || !finite_) return {};
+  if (!blocks_.together() || !finite_ || queries_[0].are_summed()) return {};
   for (size_t b = 0; b < blocks_.count(); ++b) {
     if (!is_long_frame(b) || blocks_.is_left_out(b) || whole_[b]) continue;
     auto keys = open_keys(b, 0);
@@ -497,14 +505,14 @@ Result<void> check_top_k(const Blocks& blocks, const HeadQueries& queries, uint3
   return {};
 }
 
-/// hits[head][query].
+/// hits[head][answer].
 Result<void> find_best(Blocks& blocks, PlaneBlocks& planes, std::span<const Queries> queries,
                        const Views& views, uint32_t k, double bytes_per_token,
                        std::vector<std::vector<Hit>>& hits) {
   hits.clear();
   std::vector<TopK> best;
   for (const Queries& of_head : queries) {
-    auto none = TopK::of(of_head.count(), k);
+    auto none = TopK::of(of_head.answers(), k);
     if (!none) return none.error();
     best.push_back(std::move(*none));
   }
@@ -523,10 +531,12 @@ Result<void> find_best(Blocks& blocks, PlaneBlocks& planes, std::span<const Quer
       return good;
   }
   for (uint32_t head = 0; head < blocks.heads(); ++head) {
-    const auto found = planes.search(head, views, k, bytes_per_token);
-    if (!found) return found.error();
-    for (uint32_t q = 0; q < queries[head].count(); ++q) {
-      best[head].add(q, found->hits[q]);
+    if (!queries[head].are_summed()) {
+      const auto found = planes.search(head, views, k, bytes_per_token);
+      if (!found) return found.error();
+      for (uint32_t q = 0; q < queries[head].count(); ++q) best[head].add(q, found->hits[q]);
+    }
+    for (uint32_t q = 0; q < queries[head].answers(); ++q) {
       const std::span<const Hit> of_query = best[head].hits(q);
       hits.emplace_back(of_query.begin(), of_query.end());
     }
@@ -563,6 +573,7 @@ Result<BlocksRead> attend(const HeadsOfBlocks& heads, const HeadQueries& queries
   if (channels == 0) return refuse("blocks of keys only have nothing to attend to");
   const auto wanted = queries_of(*blocks, queries);
   if (!wanted) return wanted.error();
+  if (auto good = check_single((*wanted)[0]); !good) return good.error();
   const size_t all = size_t{queries.count} * blocks->heads();
   if (auto good = check_size("outputs", outputs.size(), all * channels); !good) return good.error();
   if (auto good = check_size("log_sum_exps", log_sum_exps.size(), all); !good) return good.error();

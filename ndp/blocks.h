@@ -51,6 +51,12 @@ struct HeadQueries {
   float scale = 1;                ///< as Queries::of() has it
   Views views;                    ///< of every head alike
   float soft_cap = 0;             ///< likewise; 0: none
+  /// [head][query]: each `group` queries have one answer, the sum of Queries::summed(). For score()
+  /// and top_k(): where they have [query], they have answers then, and so have views. Empty: no
+  /// sums.
+  std::span<const float> weights = {};
+  uint32_t group = 0;      ///< 0: all queries of a head
+  bool rectified = false;  ///< scores below 0 count as 0
 };
 
 /// What an operation read.
@@ -67,11 +73,11 @@ Result<BlocksRead> score(const HeadsOfBlocks& heads, const HeadQueries& queries,
                          std::span<float> scores);
 
 struct BlockHits {
-  std::vector<std::vector<Hit>> hits;  ///< [head][query], the best first
+  std::vector<std::vector<Hit>> hits;  ///< [head][answer], the best first
   BlocksRead read;
 };
 /// The k best keys of each query. Frames of kSearchedTokens or more are searched by their planes,
-/// others decoded. `bytes_per_token` above 0: from so many bytes for each visible token of a query,
+/// others, and all where scores are summed, decoded. `bytes_per_token` above 0: from so many bytes for each visible token of a query,
 /// where they are searched; 0: exactly.
 inline constexpr uint32_t kSearchedTokens = 256;
 Result<BlockHits> top_k(const HeadsOfBlocks& heads, const HeadQueries& queries, uint32_t k,

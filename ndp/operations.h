@@ -5,7 +5,8 @@
 // compression/.
 //
 // Every operation refuses, with INVALID_ARGUMENT and a sentence that names the span, rows that
-// rows.h does not allow, keys of other channels than the queries have, views of other queries, and
+// rows.h does not allow, keys of other channels than the queries have, views of other queries (of
+// sums: other answers), sums where there are none, and
 // spans of which two hold the same token. Where no token is visible there is no answer, and that is not an error.
 //
 // How exact answers are. With exact scores s = scale * sum over channels of q k, capped softly if
@@ -36,9 +37,9 @@ inline constexpr float kScoreTolerance = 0x1p-14f;
 inline constexpr float kWeightTolerance = 0x1p-8f;
 inline constexpr float kExpTolerance = 0x1p-16f;
 
-/// scores[q * n + i] of query q and token i, counted through the spans in their order, which have
+/// scores[a * n + i] of answer a and token i, counted through the spans in their order, which have
 /// n tokens together; negative infinity where it is not visible. INVALID_ARGUMENT also: `scores` is
-/// not queries.count() * n.
+/// not queries.answers() * n.
 Result<void> score(const Queries& queries, std::span<const KeySpan> spans, const Views& views,
                    std::span<float> scores);
 
@@ -59,8 +60,8 @@ inline bool better(const Hit& a, const Hit& b) {
   return a_is_number != b_is_number ? a_is_number : a.token < b.token;
 }
 
-/// The best keys of each query so far: a partial. Not thread-safe: threads and devices have one
-/// each, which are merged.
+/// The best keys of each query, or of each sum of queries, so far: a partial. Not thread-safe:
+/// threads and devices have one each, which are merged.
 class TopK {
  public:
   static constexpr uint32_t kMaxK = 1u << 20;

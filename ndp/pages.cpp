@@ -102,6 +102,7 @@ float bound_of(const float* query, const float* least, const float* largest, uin
 Result<std::vector<Hit>> select_pages(const Queries& queries, std::span<const Digests> digests,
                                       const Views& views, uint32_t k) {
   if (k == 0) return Error{Status::INVALID_ARGUMENT, "the best 0 pages"};
+  if (auto good = check_single(queries); !good) return good.error();
   if (auto good = views.check(queries.count()); !good) return good.error();
   std::vector<Hit> hits;
   for (size_t i = 0; i < digests.size(); ++i) {

@@ -804,6 +804,7 @@ Status Search::approximate(double bytes_per_token) {
 
 Result<void> check(const Queries& queries, std::span<const PlaneKeys* const> blocks,
                    const Views& views, uint32_t k) {
+  if (auto good = check_single(queries); !good) return good;
   if (auto good = views.check(queries.count()); !good) return good;
   const auto refuse = [](std::string why) {
     return Error{Status::INVALID_ARGUMENT, std::move(why)};

@@ -52,6 +52,23 @@ Result<Queries> Queries::of(std::span<const float> values, uint32_t count, uint3
   return queries;
 }
 
+Result<Queries> Queries::summed(std::span<const float> weights, uint32_t group,
+                                bool rectified) const {
+  if (group == 0 || count_ % group != 0 || weights.size() != count_)
+    return Error{
+        Status::INVALID_ARGUMENT,
+        fmt::format("sums of {} queries each with {} weights, of {} queries: give a weight "
+                    "for each, and groups of a size that divides them",
+                    group, weights.size(), count_)};
+  if (!std::all_of(weights.begin(), weights.end(), [](float x) { return std::isfinite(x); }))
+    return Error{Status::INVALID_ARGUMENT, "a weight of a sum is infinite or no number"};
+  Queries queries = *this;
+  queries.group_ = group;
+  queries.rectified_ = rectified;
+  queries.weights_.assign(weights.begin(), weights.end());
+  return queries;
+}
+
 Queries Queries::some(std::span<const uint32_t> which) const {
   std::vector<float> values;
   for (const uint32_t query : which)

@@ -122,13 +122,25 @@ class Queries {
   static Result<Queries> of(std::span<const float> values, uint32_t count, uint32_t channels,
                             float scale, NumberFormat keys, float soft_cap = 0);
 
-  /// Some of these, by their numbers: one or more.
+  /// The same queries, of which each `group` has one answer: the sum of weight * score, or, if
+  /// `rectified`, of weight * max(score, 0), as indexers of sparse attention choose tokens. For
+  /// score() and TopK. INVALID_ARGUMENT: `count()` is no multiple of `group`; not as many weights
+  /// as queries, or one that is not finite.
+  Result<Queries> summed(std::span<const float> weights, uint32_t group, bool rectified) const;
+  /// The number of answers: that of the queries, or of the groups that are summed.
+  uint32_t answers() const { return count_ / group_; }
+  bool are_summed() const { return !weights_.empty(); }
+
+  /// Some of these, by their numbers: one or more, and none that are summed.
   Queries some(std::span<const uint32_t> which) const;
 
   uint32_t count() const { return count_; }
   uint32_t channels() const { return channels_; }
   float scale() const { return scale_; }
   float soft_cap() const { return soft_cap_; }
+  std::span<const float> weights() const { return weights_; }
+  uint32_t group() const { return group_; }
+  bool are_rectified() const { return rectified_; }
   NumberFormat keys() const { return keys_; }
 
   // ---- for kernels ----
@@ -175,6 +187,9 @@ class Queries {
   uint32_t count_ = 0, channels_ = 0, terms_ = 1;
   float scale_ = 1, soft_cap_ = 0;
   NumberFormat keys_ = NumberFormat::BF16;
+  uint32_t group_ = 1;
+  bool rectified_ = false;
+  std::vector<float> weights_;  // of the scores of a group; empty: they are not summed
   std::vector<float> floats_, factors_;
   std::vector<uint32_t> units_;
   std::vector<int32_t> starts_;

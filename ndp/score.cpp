@@ -29,13 +29,13 @@ uint32_t select_seen(const Visible& visible, const float* scores, uint32_t count
 Result<void> score(const Queries& queries, std::span<const KeySpan> spans, const Views& views,
                    std::span<float> scores) {
   if (auto good = check_spans(spans, &queries); !good) return good;
-  if (auto good = views.check(queries.count()); !good) return good;
+  if (auto good = views.check(queries.answers()); !good) return good;
   size_t all = 0;
   for (const KeySpan& span : spans) all += span.keys.tokens;
-  if (scores.size() != all * queries.count())
+  if (scores.size() != all * queries.answers())
     return Error{Status::INVALID_ARGUMENT,
                  fmt::format("room for {} scores, while {} queries of {} tokens have {}",
-                             scores.size(), queries.count(), all, all * queries.count())};
+                             scores.size(), queries.answers(), all, all * queries.answers())};
   std::fill(scores.begin(), scores.end(), kNever);
   std::vector<float> tile(size_t{queries.count()} * kTileTokens);
   size_t at = 0;
@@ -44,7 +44,7 @@ Result<void> score(const Queries& queries, std::span<const KeySpan> spans, const
     fetch_ahead(spans, i);
     for_tiles(span.first_token, span.keys.tokens, views.any(), [&](uint32_t first, uint32_t count) {
       score_tile(queries, views, span.first_token, span.keys, first, count, tile.data());
-      for (uint32_t q = 0; q < queries.count(); ++q)
+      for (uint32_t q = 0; q < queries.answers(); ++q)
         std::copy_n(&tile[size_t{q} * kTileTokens], count, &scores[q * all + at + first]);
     });
     at += span.keys.tokens;
@@ -89,19 +89,23 @@ void TopK::take(Best& best, uint32_t more) const {
 }
 
 Result<void> TopK::add(const Queries& queries, std::span<const KeySpan> spans, const Views& views) {
-  if (queries.count() != best_.size())
+  if (queries.answers() != best_.size())
     return Error{Status::INVALID_ARGUMENT, fmt::format("{} queries, while this has the best of {}",
-                                                       queries.count(), best_.size())};
+                                                       queries.answers(), best_.size())};
   if (auto good = check_spans(spans, &queries); !good) return good;
-  if (auto good = views.check(queries.count()); !good) return good;
+  if (auto good = views.check(queries.answers()); !good) return good;
+  scores_.resize(std::max(scores_.size(), size_t{queries.count()} * kTileTokens));
   const Kernels& use = kernels();
   for (size_t i = 0; i < spans.size(); ++i) {
     const KeySpan& span = spans[i];
     fetch_ahead(spans, i);
     for_tiles(span.first_token, span.keys.tokens, views.any(), [&](uint32_t first, uint32_t count) {
-      use.score(queries, span.keys, first, count, scores_.data());
+      if (queries.are_summed())
+        score_tile(queries, views.any(), span.first_token, span.keys, first, count, scores_.data());
+      else
+        use.score(queries, span.keys, first, count, scores_.data());
       const uint32_t position = span.first_token + first;
-      for (uint32_t q = 0; q < queries.count(); ++q) {
+      for (uint32_t q = 0; q < queries.answers(); ++q) {
         Best& best = best_[q];
         const float* scores = &scores_[size_t{q} * kTileTokens];
         Hit* to = &best.hits[best.count];

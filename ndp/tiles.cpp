@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <vector>
 
 namespace bowhead::ndp {
@@ -67,15 +68,31 @@ Result<void> check_apart(const char* holder, std::vector<HeldTokens> held) {
   return {};
 }
 
+/// Each group's scores become their sum, in the first tiles.
+void sum_groups(const Queries& queries, float* scores) {
+  for (uint32_t answer = 0; answer < queries.answers(); ++answer) {
+    std::array<float, kTileTokens> sums{};
+    for (uint32_t q = answer * queries.group(); q < (answer + 1) * queries.group(); ++q) {
+      const float weight = queries.weights()[q], least = queries.are_rectified() ? 0 : kNever;
+      const float* __restrict of = scores + size_t{q} * kTileTokens;
+      for (uint32_t i = 0; i < kTileTokens; ++i)
+        sums[i] += weight * (of[i] < least ? least : of[i]);  // NaN stays
+    }
+    std::copy(sums.begin(), sums.end(), scores + size_t{answer} * kTileTokens);
+  }
+}
+
 void score_tile(const Queries& queries, const Views& views, uint32_t first_token, const Rows& keys,
                 uint32_t first, uint32_t count, float* scores) {
   const Kernels& use = kernels();
   use.score(queries, keys, first, count, scores);
-  const bool seen = views.have_all(queries.count(), first_token + first, count);
-  for (uint32_t q = 0; q < queries.count(); ++q, scores += kTileTokens) {
-    if (queries.soft_cap() != 0) use.soft_cap(scores, queries.soft_cap());
+  for (uint32_t q = 0; queries.soft_cap() != 0 && q < queries.count(); ++q)
+    use.soft_cap(scores + size_t{q} * kTileTokens, queries.soft_cap());
+  if (queries.are_summed()) sum_groups(queries, scores);
+  const bool seen = views.have_all(queries.answers(), first_token + first, count);
+  for (uint32_t a = 0; a < queries.answers(); ++a, scores += kTileTokens) {
     for (uint32_t i = 0; !seen && i < count; ++i) {
-      if (!views.of(q).has(first_token + first + i)) scores[i] = kNever;
+      if (!views.of(a).has(first_token + first + i)) scores[i] = kNever;
     }
     std::fill(scores + count, scores + kTileTokens, kNever);
   }

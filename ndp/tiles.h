@@ -23,6 +23,13 @@ struct HeldTokens {
 /// bits.
 Result<void> check_apart(const char* holder, std::vector<HeldTokens> held);
 
+/// INVALID_ARGUMENT: they are summed, which an operation does not know.
+inline Result<void> check_single(const Queries& queries) {
+  if (!queries.are_summed()) return {};
+  return Error{Status::INVALID_ARGUMENT,
+               "sums of queries: scores and the best keys alone have them"};
+}
+
 /// INVALID_ARGUMENT as operations.h says. `queries`: those that keys have to fit; null: any.
 template <class Span>
 Result<void> check_spans(std::span<const Span> spans, const Queries* queries);
@@ -67,8 +74,9 @@ void for_tiles(uint32_t first_token, uint32_t tokens, const Visible& visible, co
   });
 }
 
-/// scores[q * kTileTokens + i]: of query q and token first + i of a span, with the soft cap; that of
-/// no token where the query does not see it, and for i from `count` to before kTileTokens.
+/// scores[a * kTileTokens + i]: of answer a and token first + i of a span, with the soft cap; that of
+/// no token where the answer's view does not have it, and for i from `count` to before kTileTokens.
+/// Space for a tile of every query.
 void score_tile(const Queries& queries, const Views& views, uint32_t first_token, const Rows& keys,
                 uint32_t first, uint32_t count, float* scores);
 

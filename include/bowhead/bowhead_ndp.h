@@ -66,6 +66,8 @@ extern "C" {
 
 /** A flag of a request: a block that cannot be read is left out, and is no error. */
 #define BH_NDP_SKIP 1u
+/** A flag of a request with weights: scores below 0 count as 0. */
+#define BH_NDP_RECTIFY 2u
 
 /** The positions that a query sees. Never grows. */
 typedef struct bh_ndp_view {
@@ -99,7 +101,13 @@ typedef struct bh_ndp_request {
   float soft_cap;               /**< makes a score cap * tanh(score / cap); 0: none. It changes no
                                      order: bh_ndp_topk() finds the same keys, with their scores
                                      before it */
-  uint32_t flags;               /**< BH_NDP_SKIP or 0 */
+  const float* weights; /**< [head][query], finite: each `group` queries have one answer, the
+                                     sum of weights times scores, as indexers of sparse attention
+                                     choose tokens. For bh_ndp_topk() and bh_ndp_score(): where they
+                                     have [query], they have query_count / group sums then, and so
+                                     have views. Compressed blocks are decoded. NULL: no sums */
+  uint32_t group;       /**< a divisor of query_count; 0: all queries of a head */
+  uint32_t flags;       /**< BH_NDP_SKIP, BH_NDP_RECTIFY, both or 0 */
 } bh_ndp_request;
 
 /** What an operation did. */

@@ -651,6 +651,9 @@ def ndp_topk(
     scale: float = 0.0,
     soft_cap: float = 0.0,
     budget_bytes: float = 0.0,
+    weights: Any = None,
+    group: int = 0,
+    rectified: bool = False,
     skip_unreadable: bool = False,
 ) -> TopK:
     """The k best keys of each query. `leases`: leases, or a Prefix. `queries`: float32 [head][query][channel], or
@@ -662,6 +665,9 @@ def ndp_topk(
     a score cap * tanh(score / cap), 0: none; that changes no order, and these scores are those
     before it.
     `budget_bytes` above 0: estimates, from about so many bytes for each visible token and query.
+    `weights`, float32 [head][query]: each `group` queries (0: all of a head) have one answer, the sum
+    of weights times scores, or, `rectified`, times scores above 0, as indexers of sparse attention
+    choose tokens.
     Raises Error LAPSED if a lease did not last, DAMAGED or UNSUPPORTED_CODEC for a block that
     cannot be read unless `skip_unreadable`."""
 
@@ -677,6 +683,9 @@ def ndp_score(
     sinks: int | Iterable[int] = 0,
     scale: float = 0.0,
     soft_cap: float = 0.0,
+    weights: Any = None,
+    group: int = 0,
+    rectified: bool = False,
     skip_unreadable: bool = False,
 ) -> Scores:
     """Every score; arguments as for topk()."""

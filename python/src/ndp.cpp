@@ -122,7 +122,27 @@ class Request {
                          std::to_string(layout().heads));
     request_.head_count = static_cast<uint32_t>(heads);
   }
-  /// After set_queries().
+  /// After set_queries(): [head][query], or [query] of one head.
+  void set_weights(nb::handle object, nb::handle group, bool rectified) {
+    if (object.is_none()) {
+      if (rectified || !group.equal(nb::int_(0)))
+        raise_argument(PyExc_ValueError, "weights", kAlone,
+                       "are None, while sums of a group or of rectified scores need them");
+      return;
+    }
+    if (!nb::try_cast(object, weights_, false) || weights_.size() != heads() * queries())
+      raise_argument(PyExc_TypeError, "weights", kAlone,
+                     "must be float32 numbers [head][query], contiguous and in CPU memory, " +
+                         std::to_string(heads() * queries()) + " in all: it is a " +
+                         type_of(object));
+    request_.weights = weights_.data();
+    request_.group = number<uint32_t>("group", group);
+    if (request_.group != 0 && queries() % request_.group != 0)
+      raise_argument(PyExc_ValueError, "group", kAlone,
+                     "does not divide the " + std::to_string(queries()) + " queries of a head");
+    if (rectified) request_.flags |= BH_NDP_RECTIFY;
+  }
+  /// After set_queries() and set_weights().
   void set_scores(const Visible& visible, float scale, float soft_cap) {
     const std::vector<uint32_t> begins = by_query("begin", visible.begin),
                                 sinks = by_query("sinks", visible.sinks);
@@ -144,6 +164,11 @@ class Request {
   const bh_kv_layout& layout() const { return *leases_[0].layout; }
   size_t heads() const { return request_.head_count; }
   size_t queries() const { return request_.query_count; }
+  /// For each head: one of each query, or of each group that is summed.
+  size_t answers() const {
+    if (request_.weights == nullptr) return queries();
+    return request_.group == 0 ? 1 : queries() / request_.group;
+  }
   size_t all_tokens() const {
     size_t all = 0;
     for (const size_t tokens : tokens_) all += tokens;
@@ -179,10 +204,10 @@ class Request {
   std::vector<uint32_t> by_query(const char* name, nb::handle object) const {
     if (PyIndex_Check(object.ptr())) return {number<uint32_t>(name, object)};
     const Items items(object, name);
-    if (items.size() != queries())
+    if (items.size() != answers())
       raise_argument(PyExc_ValueError, name, kAlone,
                      "has " + std::to_string(items.size()) + " positions for " +
-                         std::to_string(queries()) + " queries of a head: give one for all, or " +
+                         std::to_string(answers()) + " answers of a head: give one for all, or " +
                          "one for each");
     std::vector<uint32_t> all;
     for (size_t i = 0; i < items.size(); ++i) all.push_back(number<uint32_t>(name, items[i]));
@@ -204,7 +229,7 @@ class Request {
   std::vector<uint32_t> firsts_;
   std::vector<bh_ndp_view> views_;
   std::vector<uint8_t> states_;
-  Floats queries_;
+  Floats queries_, weights_;
   bh_ndp_request request_ = {.struct_bytes = sizeof(bh_ndp_request), .head_count = 1};
   bh_ndp_report report_ = {.struct_bytes = sizeof(bh_ndp_report)};
 };
@@ -212,18 +237,19 @@ class Request {
 nb::object topk(nb::handle leases, nb::handle queries, nb::handle k_object, nb::handle layer,
                 nb::handle first_head, nb::handle first_tokens, nb::handle begin, nb::handle end,
                 nb::handle sinks, float scale, float soft_cap, double budget_bytes,
-                bool skip_unreadable) {
+                nb::handle weights, nb::handle group, bool rectified, bool skip_unreadable) {
   Request request(leases, layer, first_head, first_tokens, skip_unreadable);
   request.set_queries(queries);
+  request.set_weights(weights, group, rectified);
   request.set_scores({begin, end, sinks}, scale, soft_cap);
   const auto k = number<uint32_t>("k", k_object);
   if (k == 0 || k > 1u << 20)
     raise_argument(PyExc_ValueError, "k", kAlone, "must be 1 to 1,048,576");
-  if (request.heads() * request.queries() * k > 1u << 24)
+  if (request.heads() * request.answers() * k > 1u << 24)
     raise_argument(PyExc_ValueError, "k", kAlone, "is too large for so many heads and queries");
-  Answer<uint32_t> counts({request.heads(), request.queries()});
-  Answer<uint32_t> tokens({request.heads(), request.queries(), k});
-  Answer<float> scores({request.heads(), request.queries(), k});
+  Answer<uint32_t> counts({request.heads(), request.answers()});
+  Answer<uint32_t> tokens({request.heads(), request.answers(), k});
+  Answer<float> scores({request.heads(), request.answers(), k});
   std::vector<bh_ndp_hit> hits(tokens.size());
   request.run([&](bh_pool* pool, const bh_ndp_request* of, bh_ndp_report* report) {
     return bh_ndp_topk(pool, of, k, budget_bytes, hits.data(), counts.data(), report);
@@ -242,11 +268,13 @@ nb::object topk(nb::handle leases, nb::handle queries, nb::handle k_object, nb::
 
 nb::object score(nb::handle leases, nb::handle queries, nb::handle layer, nb::handle first_head,
                  nb::handle first_tokens, nb::handle begin, nb::handle end, nb::handle sinks,
-                 float scale, float soft_cap, bool skip_unreadable) {
+                 float scale, float soft_cap, nb::handle weights, nb::handle group, bool rectified,
+                 bool skip_unreadable) {
   Request request(leases, layer, first_head, first_tokens, skip_unreadable);
   request.set_queries(queries);
+  request.set_weights(weights, group, rectified);
   request.set_scores({begin, end, sinks}, scale, soft_cap);
-  Answer<float> scores({request.heads(), request.queries(), request.all_tokens()});
+  Answer<float> scores({request.heads(), request.answers(), request.all_tokens()});
   request.run([&](bh_pool* pool, const bh_ndp_request* of, bh_ndp_report* report) {
     return bh_ndp_score(pool, of, scores.data(), scores.size(), report);
   });
@@ -329,13 +357,17 @@ void bind_ndp(nb::module_& module) {
   module.def("ndp_topk", &topk, any("leases"), any("queries"), any("k"), nb::kw_only(),
              any("layer") = 0, any("first_head") = 0, any("first_tokens") = nb::none(),
              any("begin") = 0, any("end") = nb::none(), any("sinks") = 0, nb::arg("scale") = 0.0f,
-             nb::arg("soft_cap") = 0.0f, nb::arg("budget_bytes") = 0.0,
-             nb::arg("skip_unreadable") = false);
-  for (const auto& [name, function] : {std::pair("ndp_score", &score), {"ndp_attend", &attend}})
-    module.def(name, function, any("leases"), any("queries"), nb::kw_only(), any("layer") = 0,
-               any("first_head") = 0, any("first_tokens") = nb::none(), any("begin") = 0,
-               any("end") = nb::none(), any("sinks") = 0, nb::arg("scale") = 0.0f,
-               nb::arg("soft_cap") = 0.0f, nb::arg("skip_unreadable") = false);
+             nb::arg("soft_cap") = 0.0f, nb::arg("budget_bytes") = 0.0, any("weights") = nb::none(),
+             any("group") = 0, nb::arg("rectified") = false, nb::arg("skip_unreadable") = false);
+  module.def("ndp_score", &score, any("leases"), any("queries"), nb::kw_only(), any("layer") = 0,
+             any("first_head") = 0, any("first_tokens") = nb::none(), any("begin") = 0,
+             any("end") = nb::none(), any("sinks") = 0, nb::arg("scale") = 0.0f,
+             nb::arg("soft_cap") = 0.0f, any("weights") = nb::none(), any("group") = 0,
+             nb::arg("rectified") = false, nb::arg("skip_unreadable") = false);
+  module.def("ndp_attend", &attend, any("leases"), any("queries"), nb::kw_only(), any("layer") = 0,
+             any("first_head") = 0, any("first_tokens") = nb::none(), any("begin") = 0,
+             any("end") = nb::none(), any("sinks") = 0, nb::arg("scale") = 0.0f,
+             nb::arg("soft_cap") = 0.0f, nb::arg("skip_unreadable") = false);
   module.def("ndp_gather", &gather, any("leases"), any("tokens"), any("part"), nb::kw_only(),
              any("layer") = 0, any("first_head") = 0, any("heads") = 1,
              any("first_tokens") = nb::none(), nb::arg("skip_unreadable") = false);

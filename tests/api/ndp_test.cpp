@@ -252,6 +252,41 @@ TEST_P(Ndp, SoftCapsBendScores) {
   }
 }
 
+TEST_P(Ndp, QueriesMayBeSummed) {
+  bh_ndp_request request = request_for(coded_);
+  std::vector<float> plain(size_t{kHeads} * kQueries * kAllTokens), sums(kHeads * kAllTokens);
+  ASSERT_EQ(bh_ndp_score(pool_, &request, plain.data(), plain.size(), nullptr), BH_OK);
+  std::vector<float> weights;
+  for (uint32_t i = 0; i < kHeads * kQueries; ++i)
+    weights.push_back(1 - 0.25f * static_cast<float>(i));
+  request.weights = weights.data();
+  request.flags = BH_NDP_RECTIFY;
+  ASSERT_EQ(bh_ndp_score(pool_, &request, sums.data(), sums.size(), nullptr), BH_OK)
+      << bh_last_error();
+  for (uint32_t head = 0; head < kHeads; ++head) {
+    for (uint32_t t = 0; t < kAllTokens; ++t) {
+      float sum = 0;
+      for (uint32_t q = head * kQueries; q < (head + 1) * kQueries; ++q)
+        sum += weights[q] * std::max(plain[size_t{q} * kAllTokens + t], 0.0f);
+      ASSERT_NEAR(sums[size_t{head} * kAllTokens + t], sum, 1e-4f);
+    }
+  }
+  ASSERT_EQ(top(request, 3), BH_OK) << bh_last_error();
+  for (uint32_t head = 0; head < kHeads; ++head) {
+    const float* of = &sums[size_t{head} * kAllTokens];
+    ASSERT_EQ(counts_[head], 3u);
+    EXPECT_EQ(hits_[size_t{head} * 3].score, *std::max_element(of, of + kAllTokens));
+  }
+  std::vector<float> outputs(size_t{kHeads} * kQueries * kChannels);
+  EXPECT_REFUSED(
+      bh_ndp_attend(pool_, &request, outputs.data(), outputs.size(), sums.data(), nullptr),
+      BH_INVALID_ARGUMENT, "sums");
+  request.group = 3;
+  EXPECT_REFUSED(top(request), BH_INVALID_ARGUMENT, "groups");
+  request.weights = nullptr;
+  EXPECT_REFUSED(top(request), BH_INVALID_ARGUMENT, "weights");
+}
+
 /// A block that was removed while it was leased: its bytes are there, the answer is no good.
 TEST_P(Ndp, NothingIsAnsweredFromABlockThatDidNotStay) {
   std::vector<uint8_t> states(3, 77);
@@ -307,7 +342,8 @@ TEST_P(Ndp, WrongRequestsAreRefused) {
   odd[0].struct_bytes = 3;
   const Wrong wrongs[] = {
       {with([](auto& r) { r.struct_bytes = 8; }), "struct_bytes"},
-      {with([](auto& r) { r.flags = 2; }), "flags"},
+      {with([](auto& r) { r.flags = 4; }), "flags"},
+      {with([](auto& r) { r.flags = BH_NDP_RECTIFY; }), "weights"},
       {with([](auto& r) { r.leases = nullptr; }), "leases"},
       {with([](auto& r) { r.lease_count = 0; }), "lease_count"},
       {with([](auto& r) { r.lease_count = UINT64_MAX; }), "lease_count"},

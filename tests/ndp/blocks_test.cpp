@@ -223,6 +223,38 @@ TEST_P(Blocks, HaveTheBestOfTheirRows) {
   }
 }
 
+TEST_P(Blocks, HaveSumsOfScoresAsTheirRowsDo) {
+  const std::vector<float> weights = random_values(size_t{heads_.heads} * kQueries, 3);
+  queries_.weights = weights;
+  queries_.rectified = true;
+  queries_.views = Visible{100, 700, 7};
+  const size_t all = sequence_.tokens();
+  std::vector<float> scores(heads_.heads * all), wanted(all);
+  ASSERT_TRUE(score(heads_, queries_, scores));
+  const auto found = top_k(heads_, queries_, 10);
+  ASSERT_TRUE(found) << found.error().message();
+  ASSERT_EQ(found->hits.size(), heads_.heads);
+  for (uint32_t head = 0; head < heads_.heads; ++head) {
+    const Queries sums =
+        queries(head)
+            .summed(std::span(weights).subspan(head * kQueries, kQueries), kQueries, true)
+            .value();
+    const auto keys = sequence_.keys(1, heads_.first_head + head);
+    ASSERT_TRUE(score(sums, keys, queries_.views, wanted));
+    EXPECT_TRUE(std::equal(wanted.begin(), wanted.end(), &scores[head * all]));
+    auto best = TopK::of(1, 10).value();
+    ASSERT_TRUE(best.add(sums, keys, queries_.views));
+    EXPECT_TRUE(std::ranges::equal(found->hits[head], best.hits(0)));
+  }
+  std::vector<float> outputs(size_t{heads_.heads} * kQueries * layout_.value_channels),
+      lse(size_t{heads_.heads} * kQueries);
+  EXPECT_EQ(attend(heads_, queries_, outputs, lse).status(), Status::INVALID_ARGUMENT);
+  queries_.group = 2;
+  EXPECT_EQ(top_k(heads_, queries_, 10).status(), Status::INVALID_ARGUMENT);
+  queries_.group = 1;
+  EXPECT_EQ(top_k(heads_, queries_, 10)->hits.size(), heads_.heads * kQueries);
+}
+
 TEST_P(Blocks, AttendAsTheirRowsDo) {
   const uint32_t channels = layout_.value_channels;
   std::vector<float> outputs(size_t{heads_.heads} * kQueries * channels);

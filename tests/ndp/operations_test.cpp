@@ -12,6 +12,7 @@
 #include <limits>
 
 #include "ndp/kernels.h"
+#include "ndp/plane_keys.h"
 #include "tests/ndp/check.h"
 
 namespace bowhead::test {
@@ -224,6 +225,81 @@ TEST(Views, AreOneForAllOrOneForEach) {
     }
     EXPECT_EQ(ndp::select_pages(p.queries(), {}, views, 1).status(), Status::INVALID_ARGUMENT);
   }
+}
+
+/// By the oracle, from every query's scores.
+TEST(Sums, AreOfTheScoresOfAGroup) {
+  for (const NumberFormat number :
+       {NumberFormat::BF16, NumberFormat::FP8_E4M3, NumberFormat::INT8}) {
+    for (const bool rectified : {false, true}) {
+      for (const float cap : {0.0f, 2.0f}) {
+        constexpr uint32_t kQueries = 12, kGroup = 4, kAnswers = kQueries / kGroup;
+        const Problem p({.number = number,
+                         .queries = kQueries,
+                         .tokens = 150,
+                         .with_scales = true,
+                         .float_queries = true,
+                         .soft_cap = cap},
+                        7);
+        std::vector<float> weights;
+        for (uint32_t q = 0; q < kQueries; ++q) weights.push_back(static_cast<float>(q) * 0.3f - 1);
+        const Queries sums = p.queries().summed(weights, kGroup, rectified).value();
+        ASSERT_EQ(sums.answers(), kAnswers);
+        const std::vector<Visible> each = {{.end = 100}, {}, {.begin = 70, .sinks = 3}};
+        const ndp::Views views = std::span<const Visible>(each);
+        std::vector<float> scores(size_t{kAnswers} * 150);
+        const auto spans = p.key_spans();
+        ASSERT_TRUE(ndp::score(sums, spans, views, scores));
+        auto best = TopK::of(kAnswers, 5).value();
+        ASSERT_TRUE(best.add(sums, spans, views));
+        for (uint32_t a = 0; a < kAnswers; ++a) {
+          std::vector<Hit> order;
+          const float* at = &scores[size_t{a} * 150];
+          for (const KeySpan& span : spans) {
+            for (uint32_t i = 0; i < span.keys.tokens; ++i, ++at) {
+              const uint32_t token = span.first_token + i;
+              double sum = 0, reach = 0;
+              for (uint32_t q = a * kGroup; q < (a + 1) * kGroup; ++q) {
+                const double one =
+                    oracle_score(p.query(q), p.sequence().keys[token], p.scale(), cap);
+                sum += weights[q] * (rectified ? std::max(one, 0.0) : one);
+                reach +=
+                    std::abs(weights[q]) * oracle_reach(p.query(q), p.sequence().keys[token],
+                                                        p.scale(), number == NumberFormat::INT8);
+              }
+              if (!each[a].has(token)) {
+                ASSERT_EQ(*at, -kInfinity);
+                continue;
+              }
+              ASSERT_NEAR(*at, sum, ndp::kScoreTolerance * reach * 1.1) << token;
+              order.push_back({*at, token});
+            }
+          }
+          std::sort(order.begin(), order.end(), better);
+          const auto hits = best.hits(a);
+          ASSERT_EQ(hits.size(), 5u);
+          for (size_t i = 0; i < hits.size(); ++i) ASSERT_EQ(hits[i], order[i]);
+        }
+      }
+    }
+  }
+}
+
+TEST(Sums, AreRefusedWhereTheyMeanNothing) {
+  const Problem p({.queries = 4}, 1);
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<float> weights(4, 1), few(3, 1), odd = {1, nan, 1, 1};
+  EXPECT_EQ(p.queries().summed(few, 2, false).status(), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(p.queries().summed(odd, 2, false).status(), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(p.queries().summed(weights, 0, false).status(), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(p.queries().summed(weights, 3, false).status(), Status::INVALID_ARGUMENT);
+  const Queries sums = p.queries().summed(weights, 2, true).value();
+  auto best = TopK::of(4, 1).value();
+  EXPECT_EQ(best.add(sums, p.key_spans(), {}).status(), Status::INVALID_ARGUMENT);
+  auto attention = ndp::Attention::of(4, 64).value();
+  EXPECT_EQ(attention.add(sums, p.spans(), {}).status(), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(ndp::select_pages(sums, {}, {}, 1).status(), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(ndp::exact_top_k(sums, {}, {}, 1).status(), Status::INVALID_ARGUMENT);
 }
 
 TEST(SoftCap, HasToBeANumber) {

@@ -113,6 +113,32 @@ def test_each_query_has_its_own_view(sequence):
         ndp.topk(sequence.leases, queries, 1, begin="first")
 
 
+def test_sums_of_queries(sequence):
+    queries = queries_for()
+    weights = bf16(8, 5).reshape(2, 4)
+    scores = np.asarray(ndp.score(sequence.leases, queries, layer=1, first_head=1).scores)
+    wanted = np.einsum("hq,hqt->ht", weights, np.maximum(scores, 0))
+    sums = ndp.score(
+        sequence.leases, queries, layer=1, first_head=1, weights=weights, rectified=True
+    )
+    assert np.asarray(sums.scores)[:, 0] == pytest.approx(wanted, abs=1e-3)
+    best = ndp.topk(
+        sequence.leases, queries, 3, layer=1, first_head=1, weights=weights, rectified=True
+    )
+    assert np.asarray(best.tokens).shape == (2, 1, 3)
+    assert (np.asarray(best.tokens)[:, 0, 0] == np.argmax(wanted, axis=1)).all()
+    halves = ndp.topk(sequence.leases, queries, 3, weights=weights, group=2, end=[100, 200])
+    assert np.asarray(halves.tokens).shape == (2, 2, 3)
+    for wrong, match in [
+        ({"weights": weights[0]}, "weights"),
+        ({"weights": weights, "group": 3}, "divide"),
+        ({"rectified": True}, "weights"),
+        ({"group": 2}, "weights"),
+    ]:
+        with pytest.raises((ValueError, TypeError), match=match):
+            ndp.topk(sequence.leases, queries, 1, **wrong)
+
+
 def test_attention(sequence):
     queries = queries_for()
     part = ndp.attend(sequence.leases, queries, layer=1, first_head=1)
