@@ -153,6 +153,16 @@ class Table {
     if (all) attend.figure.target = Target{0.70, true, true};
     add_page_rows(walk, cpus, roofline(kGroupedQueries)[1]);
     add_rows_without_target(walk, cpus, reading, roofline(kLatentQueries));
+    for (const uint32_t queries : {1u, kGroupedQueries}) {
+      const size_t scan = add_pass(make_topk_in_frames(walk, queries, true), cpus);
+      Row& found = add_row(add_pass(make_topk_in_frames(walk, queries, false), cpus), "topk_frames",
+                           fmt::format("top-{} of {} in frames, {}", kSequenceHits, kSequenceTokens,
+                                       queries_text(queries)),
+                           {{scan, 1, "decode and scan"}});
+      found.figure.parameters["queries"] = queries;
+      found.figure.parameters["k"] = kSequenceHits;
+      if (queries == kGroupedQueries) found.figure.target = Target{1.5, true, true};
+    }
     const size_t decode = add_pass(make_attend_frames(walk, kGroupedQueries, true), cpus);
     Row& frames =
         add_row(add_pass(make_attend_frames(walk, kGroupedQueries, false), cpus), "attend_frames",

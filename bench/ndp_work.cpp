@@ -5,6 +5,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <deque>
 #include <latch>
@@ -17,6 +18,7 @@
 #include "bench/ndp_limits.h"
 #include "bench/team.h"
 #include "ndp/frames.h"
+#include "ndp/plane_keys.h"
 
 namespace bowhead::bench {
 namespace {
@@ -199,15 +201,111 @@ class Attend : public OverSpans {
   std::vector<ndp::Attention> sums_;
 };
 
+/// Frames of the fast profile, which stay where they are.
+class Frames {
+ public:
+  compression::ConstBytes add(const ndp::Rows& rows) {
+    const compression::Shape shape{rows.number, 1, rows.tokens, rows.channels, {}};
+    auto& frame = frames_.emplace_back(frame_bound(shape));
+    const auto bytes = encoder_.encode(shape, {rows.row(0), shape.size_bytes()}, frame);
+    BOWHEAD_ASSERT(bytes);
+    frame.resize(*bytes);
+    frame.shrink_to_fit();
+    return frame;
+  }
+
+ private:
+  compression::Encoder encoder_{compression::Profile::FAST};
+  std::deque<std::vector<uint8_t>> frames_;
+};
+
+class FindInFrames final : public OverSpans {
+ public:
+  FindInFrames(const Walk& walk, uint32_t queries, bool plain)
+      : OverSpans(walk, kHeadChannels),
+        plain_(plain),
+        queries_(make_queries(queries, kHeadChannels, walk.data->number())),
+        readers_(shares_.size()),
+        framed_(shares_.size()),
+        hits_(shares_.size()) {
+    for (size_t i = 0; i < shares_.size(); ++i) {
+      for (const KeySpan& span : shares_[i])
+        framed_[i].push_back({span.first_token, {frames_.add(span.keys)}});
+    }
+  }
+  void work(size_t core) override {
+    const std::span<const ndp::FramedKeys> all(framed_[core]);
+    hits_[core].clear();
+    for (size_t at = 0; at < all.size(); at += kSequenceSpans) {
+      const auto sequence = all.subspan(at, std::min(kSequenceSpans, all.size() - at));
+      hits_[core].push_back(plain_ ? scan(core, sequence) : search(sequence));
+    }
+  }
+  /// Both ways find keys of the same scores, to rounding.
+  Result<void> check() override {
+    for (size_t i = 0; i < shares_.size(); ++i) {
+      const std::span<const ndp::FramedKeys> all(framed_[i]);
+      const auto some = all.first(std::min(kSequenceSpans, all.size()));
+      const auto scanned = scan(i, some), searched = search(some);
+      for (size_t h = 0; h < scanned.size(); ++h) {
+        const float a = scanned[h].score, b = searched[h].score;
+        if (!(std::abs(a - b) <= 0.01f * std::max(1.0f, std::abs(a))))
+          return Error{Status::DAMAGED, "the best keys in frames differ from those of their rows"};
+      }
+    }
+    return {};
+  }
+
+ private:
+  static constexpr size_t kSequenceSpans = kSequenceTokens / kSpanTokens;
+  using Hits = std::vector<ndp::Hit>;
+
+  Hits search(std::span<const ndp::FramedKeys> sequence) const {
+    std::vector<ndp::PlaneKeys> keys;
+    std::vector<const ndp::PlaneKeys*> blocks;
+    keys.reserve(sequence.size());
+    for (const ndp::FramedKeys& framed : sequence) {
+      auto opened = ndp::PlaneKeys::open(framed.keys.frame, 0, framed.first_token);
+      BOWHEAD_ASSERT(opened);
+      blocks.push_back(&keys.emplace_back(std::move(*opened)));
+    }
+    const auto answer = ndp::exact_top_k(queries_, blocks, {}, kSequenceHits);
+    BOWHEAD_ASSERT(answer);
+    Hits all;
+    for (const auto& of_query : answer->hits)
+      all.insert(all.end(), of_query.begin(), of_query.end());
+    return all;
+  }
+  Hits scan(size_t core, std::span<const ndp::FramedKeys> sequence) {
+    auto best = ndp::TopK::of(queries_.count(), kSequenceHits).value();
+    const auto done = readers_[core].for_keys(
+        sequence, {}, ndp::Unreadable::REFUSE,
+        [&](std::span<const KeySpan> rows) { return best.add(queries_, rows, {}); });
+    BOWHEAD_ASSERT(done);
+    Hits all;
+    for (uint32_t q = 0; q < queries_.count(); ++q) {
+      const auto of_query = best.hits(q);
+      all.insert(all.end(), of_query.begin(), of_query.end());
+    }
+    return all;
+  }
+
+  const bool plain_;
+  const ndp::Queries queries_;
+  Frames frames_;
+  std::vector<ndp::FrameReader> readers_;
+  std::vector<std::vector<ndp::FramedKeys>> framed_;
+  std::vector<std::vector<Hits>> hits_;  // by share and sequence
+};
+
 class AttendFrames final : public Attend {
  public:
   AttendFrames(const Walk& walk, uint32_t queries, bool plain)
       : Attend(walk, queries), plain_(plain), readers_(shares_.size()), framed_(shares_.size()) {
-    compression::Encoder encoder(compression::Profile::FAST);
     for (size_t i = 0; i < shares_.size(); ++i) {
       for (const KvSpan& pair : pairs_[i])
         framed_[i].push_back(
-            {pair.first_token, {encode(encoder, pair.keys)}, {encode(encoder, pair.values)}});
+            {pair.first_token, {frames_.add(pair.keys)}, {frames_.add(pair.values)}});
     }
   }
   void work(size_t core) override {
@@ -240,18 +338,9 @@ class AttendFrames final : public Attend {
   }
 
  private:
-  compression::ConstBytes encode(compression::Encoder& encoder, const ndp::Rows& rows) {
-    const compression::Shape shape{rows.number, 1, rows.tokens, rows.channels, {}};
-    auto& frame = frames_.emplace_back(frame_bound(shape));
-    const auto bytes = encoder.encode(shape, {rows.row(0), shape.size_bytes()}, frame);
-    BOWHEAD_ASSERT(bytes);
-    frame.resize(*bytes);
-    frame.shrink_to_fit();
-    return frame;
-  }
   const bool plain_;
   std::vector<ndp::FrameReader> readers_;
-  std::deque<std::vector<uint8_t>> frames_;
+  Frames frames_;
   std::vector<std::vector<ndp::FramedKv>> framed_;
 };
 
@@ -371,6 +460,9 @@ Works make_topk(const Walk& walk, uint32_t queries) {
 }
 Works make_topk_of_pages(const Walk& walk, uint32_t queries) {
   return std::make_unique<FindInPages>(walk, queries);
+}
+Works make_topk_in_frames(const Walk& walk, uint32_t queries, bool plain) {
+  return std::make_unique<FindInFrames>(walk, queries, plain);
 }
 Works make_read_of_pages(const Walk& walk) { return std::make_unique<ReadPages>(walk); }
 Works make_attend(const Walk& walk, uint32_t queries) {

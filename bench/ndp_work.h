@@ -36,6 +36,11 @@ inline constexpr uint32_t kPageTokens = 16;
 /// The same for pages of kPageTokens, in random order; and reading these pages.
 Works make_topk_of_pages(const Walk& walk, uint32_t queries);
 Works make_read_of_pages(const Walk& walk);
+/// The best kSequenceHits of each query in sequences of kSequenceTokens, whose blocks are frames of
+/// the fast profile: opened and searched in one pass; `plain`: decoded and scanned. amount() counts
+/// the decoded bytes.
+inline constexpr uint32_t kSequenceTokens = 8192, kSequenceHits = kSequenceTokens * 3 / 200;
+Works make_topk_in_frames(const Walk& walk, uint32_t queries, bool plain);
 /// Blocks of keys alternate with blocks of their values.
 Works make_attend(const Walk& walk, uint32_t queries);
 /// As make_attend(), for blocks in frames of the fast profile; amount() counts the decoded bytes.
