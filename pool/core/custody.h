@@ -376,7 +376,14 @@ bool Custody<A>::continue_job(Opening& job, uint64_t until_ns) {
     if (late()) return false;
     const auto [e, custody] = job.extents[job.opened];
     if (unswept[e]) continue;
-    if (extents_.own_word(e).custody != custody) set_custody(e, custody);
+    if (extents_.own_word(e).custody != custody) {
+      // Up to now a zombie could describe it, and a rebuild would cut it by that.
+      if (custody == BH_CUSTODY_FULL && !extents_.describe_anew(e)) {
+        custody_pending_ = true;
+        continue;
+      }
+      set_custody(e, custody);
+    }
     open_extent(e);
   }
   const uint64_t now_ns = c_.access.now_ns();
@@ -633,8 +640,9 @@ void Custody<A>::open_extent(uint64_t extent) {
     allocator_.restore_retired(slot);  // C5
     retired.push_back(slot);
   }
-  // It may describe a slab that could not be restored.
-  if (!extents_.carved(extent)) extents_.write_descriptor(extent, Slab{extent, 0, 0, 0});
+  // It may describe a slab that could not be restored, or, by a zombie, another one than was.
+  for (uint64_t e = first; e < first + span; ++e)
+    extents_.write_descriptor(e, slab && e == first ? *slab : Slab{e, 0, 0, 0});
   extents_.open(first, span);
   retirement_.reclaim(retired);
 }

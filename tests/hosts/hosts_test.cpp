@@ -643,6 +643,46 @@ TEST(Hosts, SpaceInCustodyIsReusedLast) {
   }
 }
 
+/// A host that stood still, and cuts extents that another one has by now before it notices. What it
+/// wrote must be gone when it is known to have stopped: a rebuild would cut them by that.
+TEST(Hosts, AZombiesDescriptionOfAnExtentDoesNotStay) {
+  for (const uint32_t custody : {BH_CUSTODY_READ_ONLY, BH_CUSTODY_COPY_ONLY}) {
+    SharedPool shared(2, {.evict_high_permille = 0},
+                      with_reclaim(custody == BH_CUSTODY_READ_ONLY ? 0 : 100));
+    {
+      HostProcess first(shared, 0, {[](Host& host) { return host.put("of the first"); }});
+      ASSERT_EQ(first.next(), Status::OK);
+      first.kill_now();
+    }
+    Host second = shared.open(1);
+    const auto all_have = [&](uint32_t wanted) {
+      for (uint64_t e = 0; e < core::first_extent_of(shared.layout(), 1); ++e) {
+        const auto word =
+            core::OwnWord::unpack(shared.read<uint64_t>(shared.layout().word(1, BH_PART_OWN, e)));
+        if (word.state != BH_OWN_OWN || word.slot == BH_OWN_UNCONFIRMED || word.custody != wanted)
+          return false;
+      }
+      return true;
+    };
+    ASSERT_TRUE(eventually([&] { return all_have(custody); }));
+    // Some of what it stores gets into these extents, if it may.
+    for (uint64_t n = 0; second.put(key("b", n)) == Status::OK; ++n) {
+    }
+    for (uint64_t e = 0; e < core::first_extent_of(shared.layout(), 1); ++e)
+      shared.describe_as_one_block(e);
+    ASSERT_TRUE(second.pool().fence(0));
+    ASSERT_TRUE(eventually([&] { return all_have(BH_CUSTODY_FULL); }));
+    EXPECT_EQ(second.get("of the first"), Status::OK);
+    // Extents come into use one after another once the word stands.
+    EXPECT_TRUE(eventually([&] { return second.pool().check(/*payload=*/true)->findings.empty(); }))
+        << second.pool().check(/*payload=*/true)->findings.at(0).what;
+    for (uint64_t e = 0; e < core::first_extent_of(shared.layout(), 1); ++e) {
+      const auto d = shared.read<bh_extent_descriptor>(shared.layout().descriptor(e));
+      EXPECT_NE(d.block_bytes, shared.superblock().geometry.extent_bytes) << "extent " << e;
+    }
+  }
+}
+
 TEST(Hosts, TheBlocksOfADeadHostStayAndItsSpaceIsReused) {
   SharedPool shared(2, {.evict_high_permille = 0}, kSlowReclaim);
   HostProcess first(shared, 0, {[](Host& host) {

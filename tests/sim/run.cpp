@@ -83,6 +83,7 @@ void Simulator::direct() {
     world_.end_thread();
   }
   rest();
+  if (all_in_full_custody()) do_phase(Phase::CHECK);
   // Who adopts an extent without words for it, or blocks without room in its index, drops blocks.
   const auto& shape = world_.plan().shape;
   const bool room =
@@ -212,6 +213,20 @@ bool Simulator::extents_have_owners() {
         ++found;
     }
     if (found != 1) return false;
+  }
+  return true;
+}
+
+/// In all others a host whose life is over may still write.
+bool Simulator::all_in_full_custody() {
+  const core::Layout& layout = world_.map().layout();
+  for (const auto& user : users_) {
+    if (user->gone()) continue;
+    for (uint64_t e = 0; e < layout.geometry().extent_count; ++e) {
+      const uint32_t host = user->machine->host;
+      const auto own = core::OwnWord::unpack(world_.peek(host, layout.word(host, BH_PART_OWN, e)));
+      if (own.state == BH_OWN_OWN && own.custody != BH_CUSTODY_FULL) return false;
+    }
   }
   return true;
 }

@@ -36,6 +36,7 @@ class Simulator {
   void rest();
   bool all_ready() const;
   bool anybody_ended();
+  bool all_in_full_custody();
   bool never_owned(uint64_t extent);
   bool extents_have_owners();
   void write_new_pool(const Plan& plan);

@@ -870,6 +870,7 @@ void User::do_phase(Phase phase) {
   core_->growth.refresh();
   if (phase == Phase::LEAVE) return leave();
   if (phase == Phase::LOOK) return look();
+  if (phase == Phase::CHECK) return check();
   if (!leads()) return;
   if (phase == Phase::REMOVE) return remove_all();
   if (phase == Phase::FILL) return fill();
@@ -892,6 +893,18 @@ void User::remove_all() {
   }
   if (stage_.world.plan().work != Work::SPACES) return;
   for (uint32_t n = 0; n < kSpaces; ++n) remove_space(n);
+}
+
+/// One process does it for all hosts.
+void User::check() {
+  if (index != 0) return;
+  const CheckReport report = core_->inspection.check(/*payload=*/true, {});
+  for (const CheckFinding& finding : report.findings) {
+    // A zombie may have written over blocks that its successor stored: their copies are refused.
+    if (finding.data_lost && stage_.rules.zombies()) continue;
+    stage_.world.fail(
+        "check", fmt::format("{} ({})", finding.what, stage_.world.map().describe(finding.offset)));
+  }
 }
 
 void User::look() {

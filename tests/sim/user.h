@@ -40,6 +40,7 @@ struct Counts {
 
 enum class Phase : uint8_t {
   WORK,
+  CHECK,   ///< is anything damaged?
   REMOVE,  ///< every key is removed
   LOOK,    ///< does any host find one?
   FILL,    ///< all space is reserved
@@ -145,6 +146,7 @@ class User final : public Process {
   void finish_reservation();
   void do_phase(Phase phase);
   void remove_all();
+  void check();
   void look();
   void fill();
   void stop_threads();

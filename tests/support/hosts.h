@@ -167,6 +167,15 @@ class SharedPool {
       std::memcpy(at(layout_->slot_line(host, copy)), line.data(), sizeof line);
     }
   }
+  /// Describes an extent, sealed, as if one block filled it.
+  void describe_as_one_block(uint64_t extent) const {
+    bh_extent_descriptor descriptor{};
+    descriptor.block_bytes = superblock_.geometry.extent_bytes;
+    descriptor.block_count = descriptor.extent_span = 1;
+    core::Line line = core::to_line(descriptor);
+    sealer().seal(line, layout_->descriptor(extent));
+    std::memcpy(at(layout_->descriptor(extent)), line.data(), sizeof line);
+  }
   /// A copy of shared bytes.
   template <class T>
   T read(uint64_t offset) const {
