@@ -556,14 +556,17 @@ void Custody<A>::set_custody(uint64_t extent, uint32_t custody) {
 
 /// The block was imported when the extents were adopted, or was stored there since, and their old
 /// owner, only slow, has retired or overwritten its header or key: no look-up finds it under its
-/// key, so no caller could remove it.
+/// key, so no caller could remove it. Or an adoption whose process died imported it, and the one
+/// that began anew did not: the extent was cut otherwise by then, or there was no room.
 template <class A>
 bool Custody<A>::is_overwritten(const bh_index_entry& entry,
                                 const std::vector<bool>& extents) const {
-  if ((entry.flags & BH_ENTRY_COPY_ONLY) == 0 || !c_.layout.valid_block(entry.block_offset, 1))
-    return false;
+  if (!c_.layout.valid_block(entry.block_offset, 1)) return false;
   const uint64_t slot = c_.layout.slot_of(entry.block_offset);
-  if (!extents[c_.layout.extent_of_slot(slot)]) return false;
+  const uint64_t extent = c_.layout.extent_of_slot(slot);
+  if (!extents[extent]) return false;
+  if (extents_.closed(extent) && allocator_.word(slot).state == BH_BLOCK_NONE) return true;
+  if ((entry.flags & BH_ENTRY_COPY_ONLY) == 0) return false;
   c_.access.acquire(c_.layout.header(slot), BH_LINE_BYTES);
   bh_block_header header;
   return !lookup_.read_header(slot, header) || header.stamp != entry.stamp ||
