@@ -77,8 +77,8 @@ struct BlockHits {
   BlocksRead read;
 };
 /// The k best keys of each query. Frames of kSearchedTokens or more are searched by their planes,
-/// others, and all where scores are summed, decoded. `bytes_per_token` above 0: from so many bytes for each visible token of a query,
-/// where they are searched; 0: exactly.
+/// others, and all where scores are summed, decoded. `bytes_per_token` above 0: from so many bytes
+/// for each visible token of a query, where they are searched; 0: exactly.
 inline constexpr uint32_t kSearchedTokens = 256;
 Result<BlockHits> top_k(const HeadsOfBlocks& heads, const HeadQueries& queries, uint32_t k,
                         double bytes_per_token = 0);

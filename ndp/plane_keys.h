@@ -103,10 +103,10 @@ enum class Reading {
 /// the scalar operations give for the decoded keys, but for their rounding; hits are those of the
 /// highest scores by the order of better(), exactly. Where few bytes are read, queries of unlike
 /// views are searched apart, and lines that both read count for both. INVALID_ARGUMENT: k as for
-/// TopK; keys of other channels or of another kind than the queries are for; views of other queries;
-/// two blocks hold the same token. DAMAGED,
-/// UNSUPPORTED_CODEC: the frame of block number *damaged_block cannot be read (damage that is not
-/// noticed gives wrong hits).
+/// TopK; keys of other channels or of another kind than the queries are for; views of other
+/// queries; queries that are summed; two blocks hold the same token. DAMAGED, UNSUPPORTED_CODEC:
+/// the frame of block number *damaged_block cannot be read (damage that is not noticed gives wrong
+/// hits).
 Result<PlaneAnswer> exact_top_k(const Queries& queries, std::span<const PlaneKeys* const> blocks,
                                 const Views& views, uint32_t k, Reading reading = Reading::ONE_PASS,
                                 uint32_t* damaged_block = nullptr);

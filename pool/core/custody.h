@@ -99,6 +99,7 @@ class Custody {
   void retire_overwritten(size_t first);
   bool retire_overwritten(const bh_index_entry& entry);
   std::vector<bool> unswept_extents() const;
+  bool describe_anew(uint64_t extent);
   void open_extent(uint64_t extent);
 
   Context<A>& c_;
@@ -378,7 +379,7 @@ bool Custody<A>::continue_job(Opening& job, uint64_t until_ns) {
     if (unswept[e]) continue;
     if (extents_.own_word(e).custody != custody) {
       // Up to now a zombie could describe it, and a rebuild would cut it by that.
-      if (custody == BH_CUSTODY_FULL && !extents_.describe_anew(e)) {
+      if (custody == BH_CUSTODY_FULL && !describe_anew(e)) {
         custody_pending_ = true;
         continue;
       }
@@ -616,6 +617,28 @@ std::vector<bool> Custody<A>::unswept_extents() const {
     unswept[extent] = true;
   }
   return unswept;
+}
+
+/// As this host has cut it, with the slab that begins there. False if a process carves or empties
+/// it: try again.
+template <class A>
+bool Custody<A>::describe_anew(uint64_t extent) {
+  if (!extents_.carved(extent)) {
+    const bool claimed = extents_.claim(extent);
+    if (!claimed && c_.layout.takes_blocks(extent)) return false;  // else nobody carves it
+    extents_.write_descriptor(extent, Slab{extent, 0, 0, 0});
+    if (claimed) extents_.unclaim(extent);
+    return true;
+  }
+  const auto of = extents_.slab_of(extent);
+  if (of && of->head != extent) return true;  // with the first one
+  const auto slab = of ? extents_.begin_coalescing(extent) : std::nullopt;
+  if (!slab) return false;
+  for (uint64_t e = extent; e < extent + slab->extent_span; ++e) {
+    if (extents_.writable(e)) extents_.write_descriptor(e, e == extent ? *slab : Slab{e, 0, 0, 0});
+  }
+  extents_.undo_coalescing(*slab);
+  return true;
 }
 
 /// Brings the free blocks of a writable extent into use, once all extents of its slab are writable.

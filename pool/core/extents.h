@@ -257,6 +257,7 @@ class Extents {
   /// Closes a slab: nothing is reserved in it until end_coalescing(). The slab cannot change. Empty
   /// if it is not a slab, or another process is closing it.
   std::optional<Slab> begin_coalescing(uint64_t head);
+  void undo_coalescing(const Slab& slab);
   /// Coalesces a closed slab, or opens it again if a block of it is not free (false).
   bool end_coalescing(const Slab& slab);
   /// An extent can be carved into such blocks once it is free, as far as words go.
@@ -295,10 +296,6 @@ class Extents {
   bool closed(uint64_t extent) const {
     return field(extent, offsetof(bh_extent_state, closed)) != 0;
   }
-  /// Describes a writable extent as this host has it, with the slab that begins there: a host whose
-  /// life is over, and which did not know, may have described it otherwise. False if a process is
-  /// carving or emptying it: try again.
-  bool describe_anew(uint64_t extent);
   void open(uint64_t first, uint64_t span) {
     for (uint64_t e = first; e < first + span; ++e)
       set_field(e, offsetof(bh_extent_state, closed), 0);
@@ -337,7 +334,6 @@ class Extents {
   void write_slab(const Slab& slab);
   void undo_carving(uint64_t extent);
   void finish_coalescing(const Slab& slab);
-  void undo_coalescing(const Slab& slab);
   void restore_words(const Slab& slab);
   bool clear_words(uint64_t extent);
   void add(uint64_t extent, size_t count, int64_t delta) {
@@ -502,25 +498,6 @@ void Extents<A>::write_descriptor(uint64_t extent, const Slab& slab) {
   descriptor.extent_span = static_cast<uint32_t>(slab.extent_span);
   descriptor.owner = c_.host | c_.incarnation << 16;
   c_.write_sealed(at, to_line(descriptor));
-}
-
-template <class A>
-bool Extents<A>::describe_anew(uint64_t extent) {
-  const StateWord word = c_.load_state(state(extent));
-  if (word.state == BH_EXTENT_PART) return true;  // with the first one of its slab
-  if (word.state == BH_EXTENT_FREE) {
-    if (!c_.change(state(extent), word, word.next(BH_EXTENT_CARVING, c_.process))) return false;
-    write_descriptor(extent, Slab{extent, 0, 0, 0});
-    unclaim(extent);
-    return true;
-  }
-  const auto slab = begin_coalescing(extent);
-  if (!slab) return false;
-  for (uint64_t e = extent; e < extent + slab->extent_span; ++e) {
-    if (writable(e)) write_descriptor(e, e == extent ? *slab : Slab{e, 0, 0, 0});
-  }
-  undo_coalescing(*slab);
-  return true;
 }
 
 template <class A>
