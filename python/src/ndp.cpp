@@ -2,6 +2,7 @@
 // bowhead_kv.ndp: bowhead_ndp.h as functions. Answers are arrays that own their memory.
 #include <bowhead/bowhead_ndp.h>
 
+#include <algorithm>
 #include <limits>
 #include <memory>
 #include <string>
