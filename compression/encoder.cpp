@@ -273,7 +273,7 @@ class Encoder::Impl {
     constexpr int kQuick = 4;
     const uint32_t streams = stream_count(number);
     Bytes room(coded_);
-    const bool repeats = repeats_ =
+    repeats_ =
         coder_.encode(StreamCodec::LZ4, kQuick, plain[0], room, plain[0].size() / 32 * 31) != 0;
     bool worth_it = true;
     for (uint32_t s = 0; s < streams; ++s) {
@@ -285,8 +285,8 @@ class Encoder::Impl {
         stream.codec = StreamCodec::ZERO;
         stream.coded_bytes = 0;
         coded[s] = {};
-      } else if (repeats || (plane ? worth_it : s == streams - 1)) {
-        code_stream(plain[s], repeats, room, stream);
+      } else if (repeats_ || (plane ? worth_it : s == streams - 1)) {
+        code_stream(plain[s], repeats_, room, stream);
         if (plane) worth_it = stream.codec != StreamCodec::STORED;
         if (stream.codec == StreamCodec::STORED) continue;
         coded[s] = room.first(stream.coded_bytes);

@@ -57,9 +57,9 @@ Result<Queries> Queries::summed(std::span<const float> weights, uint32_t group,
   if (group == 0 || count_ % group != 0 || weights.size() != count_)
     return Error{
         Status::INVALID_ARGUMENT,
-        fmt::format("sums of {} queries each with {} weights, of {} queries: give a weight "
-                    "for each, and groups of a size that divides them",
-                    group, weights.size(), count_)};
+        fmt::format("{} weights for {} queries in groups of {}: give each query a weight, and "
+                    "groups a size that divides the number of queries",
+                    weights.size(), count_, group)};
   if (!std::all_of(weights.begin(), weights.end(), [](float x) { return std::isfinite(x); }))
     return Error{Status::INVALID_ARGUMENT, "a weight of a sum is infinite or no number"};
   Queries queries = *this;

@@ -68,6 +68,8 @@ Result<void> check_apart(const char* holder, std::vector<HeldTokens> held) {
   return {};
 }
 
+namespace {
+
 /// Each group's scores become their sum, in the first tiles.
 void sum_groups(const Queries& queries, float* scores) {
   for (uint32_t answer = 0; answer < queries.answers(); ++answer) {
@@ -81,6 +83,8 @@ void sum_groups(const Queries& queries, float* scores) {
     std::copy(sums.begin(), sums.end(), scores + size_t{answer} * kTileTokens);
   }
 }
+
+}  // namespace
 
 void score_tile(const Queries& queries, const Views& views, uint32_t first_token, const Rows& keys,
                 uint32_t first, uint32_t count, float* scores) {

@@ -13,6 +13,9 @@
 //      its word had settled, the words and decisions of the others still led to this life: words of
 //      a decision that was a link may have been used again while the chain was followed, and a late
 //      recipient may have written. A host that looks later finds the word of a live host.
+//   S6 An extent in FULL custody is described as its owner has cut it: the description is written
+//      when the last life that could write there is known to have stopped, and before the word says
+//      FULL. So a rebuild cuts no extent as a zombie did.
 //
 // Owns: the job under way, and the work that is left. Calls: Holdings, Grants, KeyLocks, Lookup,
 // Membership (suspicion), Namespaces, Recovery (slabs), Retirement, Usage.
@@ -625,7 +628,8 @@ template <class A>
 bool Custody<A>::describe_anew(uint64_t extent) {
   if (!extents_.carved(extent)) {
     const bool claimed = extents_.claim(extent);
-    if (!claimed && c_.layout.takes_blocks(extent)) return false;  // else nobody carves it
+    // Where a set of media takes no blocks, no process carves an extent.
+    if (!claimed && c_.layout.takes_blocks(extent)) return false;
     extents_.write_descriptor(extent, Slab{extent, 0, 0, 0});
     if (claimed) extents_.unclaim(extent);
     return true;
