@@ -13,7 +13,7 @@
 //      its word had settled, the words and decisions of the others still led to this life: words of
 //      a decision that was a link may have been used again while the chain was followed, and a late
 //      recipient may have written. A host that looks later finds the word of a live host.
-//   S6 An extent in FULL custody is described as its owner has cut it: the description is written
+//   S7 An extent in FULL custody is described as its owner has cut it: the description is written
 //      when the last life that could write there is known to have stopped, and before the word says
 //      FULL. So a rebuild cuts no extent as a zombie did.
 //
