@@ -117,8 +117,8 @@ class Queries {
   /// `values`: [count][channels]. Scores are dot products times `scale`, in general
   /// 1 / sqrt(channels); a soft cap above 0 makes them cap * tanh(score / cap). That changes no
   /// order, so hits have scores without it, unless they are of sums. INVALID_ARGUMENT: none or more
-  /// than kMaxQueries, no or more than kMaxChannels channels, `values` of another size, a scale that
-  /// is not a finite number above 0, a cap below 0 or not finite, keys of no kind of number.
+  /// than kMaxQueries, no or more than kMaxChannels channels, `values` of another size, a scale not
+  /// finite or not above 0, a cap not finite or below 0, keys of no kind of number.
   static Result<Queries> of(std::span<const float> values, uint32_t count, uint32_t channels,
                             float scale, NumberFormat keys, float soft_cap = 0);
 
