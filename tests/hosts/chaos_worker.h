@@ -155,9 +155,9 @@ class ChaosWorker {
       auto opened = Host::open(locator_, host_);
       if (!opened) {
         // Processes of a life that is over still run, or the other hosts do not respond.
-        if (opened.status() != Status::HOST_FENCED && opened.status() != Status::BUSY)
-          return fail(opened.error().message());
-        ++board_.busy;
+        const bool fenced = opened.status() == Status::HOST_FENCED;
+        if (!fenced && opened.status() != Status::BUSY) return fail(opened.error().message());
+        ++(fenced ? board_.fenced : board_.busy);
         sleep_ms(10);
         continue;
       }
