@@ -90,5 +90,41 @@ TEST(Custody, AnOverwrittenBlockIsRetiredAfterADeath) {
   EXPECT_EQ(info.blocks, 0) << "its space came back";
 }
 
+/// An adoption imported a block, and its process died while it waited for the lock of another one's
+/// key. The next adoption takes no block of a namespace that was removed since: the entry that the
+/// first one left names a block without a word, and goes before its extent is opened.
+TEST(Custody, AnEntryThatAnUnfinishedAdoptionLeftIsErased) {
+  const SharedPool shared(2, {.evict_high_permille = 0}, kNoTimeLimits);
+  std::optional<Process> zombie(std::in_place, shared, 0);
+  const auto ns = zombie->core.namespaces.open_namespace({.name = "removed"});
+  ASSERT_TRUE(ns) << ns.error().message();
+  const core::Key imported(*ns, "imported"), waiting(1, "waiting");
+  ASSERT_EQ(zombie->put(imported), Status::OK);
+  ASSERT_EQ(zombie->put(waiting), Status::OK);
+  const auto located = zombie->core.lookup.locate(imported);
+  ASSERT_TRUE(located);
+  zombie.reset();
+
+  std::optional<Process> first(std::in_place, shared, 1);
+  Process second(shared, 1);
+  ASSERT_TRUE(second.core.locks.lock(waiting.hash, /*wait_ns=*/0));
+  first->succeed(0);
+  first->work_until(
+      [&] { return first->core.allocator().word(located->slot).state == BH_BLOCK_COMMITTED; });
+  ASSERT_FALSE(first->core.extents().holds(shared.layout().extent_of_slot(located->slot)));
+  first.reset();
+  second.core.locks.unlock(waiting.hash);
+
+  const auto removed = second.core.namespaces.remove_namespace("removed");
+  ASSERT_TRUE(removed) << removed.error().message();
+  ASSERT_TRUE(second.core.membership.vouch_fenced(0));
+  second.work_until([&] { return second.all_open(); });
+  const CheckReport report = second.core.inspection.check(/*payload=*/true, {});
+  for (const CheckFinding& finding : report.findings) ADD_FAILURE() << finding.what;
+  PoolInfo info;
+  second.core.inspection.fill_info(info);
+  EXPECT_EQ(info.blocks, 1) << "the one of the other namespace";
+}
+
 }  // namespace
 }  // namespace bowhead::test
