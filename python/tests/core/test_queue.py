@@ -180,7 +180,15 @@ def test_drain_is_bounded(pool, ns):
             queue.drain(float("nan"))
 
 
-def test_a_signal_ends_a_drain(pool, ns):
+@pytest.fixture
+def sigint():
+    """Raises KeyboardInterrupt, also where a shell started the tests in its background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_signal_ends_a_drain(pool, ns, sigint):
     value = bytes(48 << 20)
     ns.put(b"large", value)
     room = bytearray(len(value))
