@@ -42,6 +42,16 @@ class Growth : public testing::Test {
     for (int n = 0; n < 20; ++n) unlink(path(n).c_str());
   }
 
+  /// Again as long as a host that is slow to map the medium makes it BUSY.
+  Result<uint64_t> grow(Pool& pool, int n, uint64_t size_bytes) const {
+    Result<uint64_t> grown = Error{Status::BUSY, ""};
+    (void)eventually([&] {
+      grown = pool.grow(further(n), {.size_bytes = size_bytes});
+      return grown.status() != Status::BUSY;
+    });
+    return grown;
+  }
+
   /// Both copies of the label of a medium.
   static void damage_label(const std::string& path) {
     std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
@@ -158,7 +168,7 @@ TEST_F(Growth, IsSeenByOtherHosts) {
     return n;
   };
   const uint64_t before = fill_as_host(first, 0);
-  const auto grown = first.pool().grow(further(0), {.size_bytes = 128 * kMiB});
+  const auto grown = grow(first.pool(), 0, 128 * kMiB);
   ASSERT_TRUE(grown) << grown.error().message();
   const uint64_t after = fill_as_host(first, before);
   EXPECT_GT(after, before + 50);
@@ -331,8 +341,7 @@ TEST_F(Growth, AMediumOfSeveralHostsIsGivenUp) {
   {
     Host first = shared.open(0), second = shared.open(1);
     const auto put = [&](const auto& key, const auto&) { return first.put(key, kValue); };
-    spread = spread_over_sets(
-        put, [&](int n) { ASSERT_TRUE(first.pool().grow(further(n), {.size_bytes = 64 * kMiB})); });
+    spread = spread_over_sets(put, [&](int n) { ASSERT_TRUE(grow(first.pool(), n, 64 * kMiB)); });
     ASSERT_EQ(unlink(path(0).c_str()), 0);
     // The hosts have it mapped, and go on.
     EXPECT_EQ(second.get(key_of(spread.on_set_0 + 1), kValue), Status::OK);
@@ -359,7 +368,7 @@ TEST_F(Growth, AMediumOfSeveralHostsIsGivenUp) {
   const auto report = third.pool().check(true);
   ASSERT_TRUE(report);
   EXPECT_TRUE(report->findings.empty()) << report->findings.front().what;
-  const auto grown = third.pool().grow(further(3), {.size_bytes = 64 * kMiB});
+  const auto grown = grow(third.pool(), 3, 64 * kMiB);
   ASSERT_TRUE(grown) << grown.error().message();
   EXPECT_EQ(third.put("new", kValue), Status::OK);
   EXPECT_EQ(first.get("new", kValue), Status::OK);
@@ -469,12 +478,12 @@ TEST_F(Growth, SetsOfSeveralHostsGo) {
   };
   const uint64_t before = fill_as_host(*first, 0);
   fill_as_host(*second, 50'000);
-  ASSERT_TRUE(first->pool().grow(further(0), {.size_bytes = 128 * kMiB}));
+  ASSERT_TRUE(grow(first->pool(), 0, 128 * kMiB));
   // The second host asks for extents of the new set, since it has no space of its own.
   ASSERT_TRUE(eventually([&] { return second->put(key_of(70'000), kValue) == Status::OK; }));
   const uint64_t theirs = fill_as_host(*second, 70'001);
   const uint64_t after = fill_as_host(*first, before);
-  ASSERT_TRUE(first->pool().grow(further(1), {.size_bytes = 256 * kMiB}));
+  ASSERT_TRUE(grow(first->pool(), 1, 256 * kMiB));
   const auto drained = second->pool().drain(1);
   ASSERT_TRUE(drained) << drained.error().message();
   for (uint64_t n = 0; n < after; ++n) ASSERT_EQ(second->get(key_of(n), kValue), Status::OK) << n;
@@ -486,7 +495,7 @@ TEST_F(Growth, SetsOfSeveralHostsGo) {
   EXPECT_EQ(second->pool().info()->sets.size(), 1u);
   for (uint64_t n = 0; n < after; ++n) ASSERT_EQ(second->get(key_of(n), kValue), Status::OK) << n;
   // The numbers of the set that went are used again, by another host.
-  ASSERT_TRUE(second->pool().grow(further(2), {.size_bytes = 128 * kMiB}));
+  ASSERT_TRUE(grow(second->pool(), 2, 128 * kMiB));
   const uint64_t more = fill_as_host(*second, 90'000);
   EXPECT_GT(more, 90'040u);
   for (uint64_t n = 90'000; n < more; ++n)
@@ -527,7 +536,7 @@ TEST_F(Growth, OperationsGoOnMeanwhile) {
   std::atomic<bool> is_over{false};
   Traffic mine(first, 0, is_over), theirs(second, 100, is_over);
   for (int n = 0; n < 4; ++n) {
-    const auto grown = first.pool().grow(further(n), {.size_bytes = 128 * kMiB});
+    const auto grown = grow(first.pool(), n, 128 * kMiB);
     EXPECT_TRUE(grown) << grown.error().message();
   }
   is_over = true;
@@ -585,7 +594,7 @@ TEST_F(Growth, SetsComeAndGoUnderLoad) {
   }
   for (int n = 0; n < 5; ++n) {
     Pool& pool = n % 2 == 0 ? first.pool() : second.pool();
-    const auto grown = pool.grow(further(n), {.size_bytes = 128 * kMiB});
+    const auto grown = grow(pool, n, 128 * kMiB);
     ASSERT_TRUE(grown) << grown.error().message();
     sleep_ms(200);
     const uint32_t number = pool.info()->sets[0].number;

@@ -393,8 +393,10 @@ TEST(MemoryError, AnywhereAtAnyTimeNoByteIsWrong) {
     });
   }
   Random random(9);
-  for (int i = 0; i < 300; ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(3));
+  for (uint64_t i = 0; i < 300; ++i) {
+    // The threads get to work in between, however slow the machine is.
+    for (int ms = 0; ms < 3 || (right < i / 2 && ms < 10'000); ++ms)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     // Of a stored block, or of its neighbour.
     const auto block = t.pool().describe(t.ns(), key(random.below(400)));
     if (block) fail_memory(t.pool(), block->offset + random.below(2 * kBytes));
