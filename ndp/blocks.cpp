@@ -384,9 +384,7 @@ class PlaneBlocks {
   PlaneBlocks(Blocks& blocks, std::span<const Queries> queries)
       : blocks_(blocks), queries_(queries), whole_(blocks.count()) {
     for (const Queries& of_head : queries)
-      for (uint32_t q = 0; q < of_head.count(); ++q)
-        finite_ &= std::all_of(of_head.floats(q), of_head.floats(q) + of_head.channels(),
-                               [](float value) { return std::isfinite(value); });
+      for (uint32_t q = 0; q < of_head.count(); ++q) finite_ &= of_head.is_finite(q);
   }
 
   /// Before anything else. Some blocks are left out then, if that is wanted.

@@ -280,9 +280,9 @@ Status Scan::search(std::span<const uint32_t> queries, PlaneAnswer& answer) {
     hits_[lane].clear();
     least_[lane] = -kInfinity;
     shrink_at_[lane] = least_candidates();
+    finite_ &= queries_.is_finite(queries[lane]);
     const float* values = queries_.floats(queries[lane]);
     for (uint32_t c = 0; c < channels_; ++c) {
-      finite_ &= std::isfinite(values[c]);
       by_channel_[c][lane] = static_cast<double>(values[c]);
       sizes_by_channel_[c][lane] = std::abs(by_channel_[c][lane]);
     }
@@ -680,11 +680,8 @@ Result<PlaneAnswer> scan_planes(const Queries& queries, std::span<const PlaneKey
   std::vector<uint32_t> all(queries.count());
   std::iota(all.begin(), all.end(), 0u);
   // Those that are not finite cost much: not together with others.
-  const auto odd = std::stable_partition(all.begin(), all.end(), [&](uint32_t query) {
-    const float* values = queries.floats(query);
-    return std::all_of(values, values + queries.channels(),
-                       [](float value) { return std::isfinite(value); });
-  });
+  const auto odd = std::stable_partition(all.begin(), all.end(),
+                                         [&](uint32_t query) { return queries.is_finite(query); });
   for (const std::span<const uint32_t> kind :
        {std::span<const uint32_t>(all.begin(), odd), std::span<const uint32_t>(odd, all.end())}) {
     for (size_t first = 0; status == Status::OK && first < kind.size(); first += kProductQueries)

@@ -126,7 +126,6 @@ struct Reach {
 /// The known bounds of a query's scores.
 struct Progress {
   uint32_t query = 0;
-  bool finite = true;                       ///< the query
   std::vector<uint8_t> levels;              ///< by token: planes that have been read of it
   std::vector<float> centres;               ///< by token: query times centre, as Reach has it
   std::vector<float> middles, lows, highs;  ///< by token; only of visible ones
@@ -170,7 +169,7 @@ class Search {
   // ---- of one ----
 
   bool bounded(const Piece& piece, const Progress& query) const {
-    return piece.planes != nullptr && query.finite;
+    return piece.planes != nullptr && queries_.is_finite(query.query);
   }
   /// Rounds as the answer does. As rounding never reverses the order of two numbers, bounds of sums
   /// become bounds of answers.
@@ -324,9 +323,6 @@ void Search::begin(uint32_t first, uint32_t count) {
   for (uint32_t q = first; q < first + count; ++q) {
     Progress& query = batch_.emplace_back();
     query.query = q;
-    const float* values = queries_.floats(q);
-    query.finite =
-        std::all_of(values, values + queries_.channels(), [](float x) { return std::isfinite(x); });
     query.levels.assign(tokens_, 0);
     query.centres.assign(tokens_, 0);
     for (auto* by_token : {&query.middles, &query.lows, &query.highs})
@@ -362,14 +358,14 @@ Status Search::read_first_planes(Piece& piece, uint32_t planes) {
   }
   if (const Status status = load(piece, planes); status != Status::OK) return status;
   for (Progress& query : batch_) {
-    if (!query.finite) continue;
+    if (!queries_.is_finite(query.query)) continue;
     query.reads[piece.block].add(piece.planes->head());
   }
   for_seen(piece, [&](uint32_t first, uint32_t count) {
     add_centres(piece, first, count);
     piece.reader->differences(first, count, planes, rows_.data());
     for (Progress& query : batch_) {
-      if (!query.finite) continue;
+      if (!queries_.is_finite(query.query)) continue;
       LineSet& reads = query.reads[piece.block];
       for (uint32_t p = 0; p < planes; ++p)
         piece.planes->for_rows(p, first, count, [&](ConstBytes rows) { reads.add(rows); });
@@ -385,7 +381,7 @@ void Search::add_centres(Piece& piece, uint32_t first, uint32_t count) {
   const uint32_t padded = padded_channels(piece.keys->channels());
   piece.reader->centres(first, rows, rows_.data());
   for (Progress& query : batch_) {
-    if (!query.finite) continue;
+    if (!queries_.is_finite(query.query)) continue;
     const auto& wanted = query.reaches[piece.index].query[0];
     kernels().dots(wanted.data(), rows_.data(), rows, padded, sums_.data());
     for (uint32_t i = 0; i < count; ++i)

@@ -40,9 +40,12 @@ Result<Queries> Queries::of(std::span<const float> values, uint32_t count, uint3
   queries.keys_ = keys;
   queries.factors_.assign(count, scale);
   queries.floats_.resize(size_t{count} * queries.padded());
-  for (uint32_t q = 0; q < count; ++q)
-    std::copy_n(values.begin() + q * channels, channels,
-                queries.floats_.begin() + q * queries.padded());
+  for (uint32_t q = 0; q < count; ++q) {
+    const auto query = values.subspan(size_t{q} * channels, channels);
+    std::copy(query.begin(), query.end(), queries.floats_.begin() + q * queries.padded());
+    queries.finite_.push_back(
+        std::all_of(query.begin(), query.end(), [](float x) { return std::isfinite(x); }));
+  }
   if (keys == NumberFormat::FP16)
     queries.set_floats();
   else if (keys == NumberFormat::INT8)

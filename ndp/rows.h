@@ -142,6 +142,8 @@ class Queries {
   uint32_t group() const { return group_; }
   bool are_rectified() const { return rectified_; }
   NumberFormat keys() const { return keys_; }
+  /// All of its numbers are. Others have scores that no bound holds for.
+  bool is_finite(uint32_t query) const { return finite_[query]; }
 
   // ---- for kernels ----
 
@@ -189,6 +191,7 @@ class Queries {
   NumberFormat keys_ = NumberFormat::BF16;
   uint32_t group_ = 1;
   bool rectified_ = false;
+  std::vector<bool> finite_;    // by query
   std::vector<float> weights_;  // of the scores of a group; empty: they are not summed
   std::vector<float> floats_, factors_;
   std::vector<uint32_t> units_;

@@ -5,18 +5,22 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/random.h"
 #include "compression/frame.h"
 #include "compression/frame_parts.h"
+#include "ndp/frames.h"
 #include "tests/support/attention_oracle.h"
 #include "tests/support/reseal.h"
 #include "tests/support/tensors.h"
@@ -459,6 +463,62 @@ TEST_P(PlaneKeysTest, SearchFramesThatNoEncoderMade) {
     ASSERT_TRUE(approximate_top_k(queries, std::span(&block, 1), {}, 30, 12));
   }
   EXPECT_GT(opened, 5);
+}
+
+/// A block whose lease lapsed may become another one while it is read: parts of several whole
+/// frames, in any order. What comes of it is not used, but nothing is read or written elsewhere.
+TEST_P(PlaneKeysTest, AreReadWhileTheyChange) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "the race is what it is about";
+#endif
+  const compression::Shape shape{GetParam(), 1, 600, 64, {}};
+  std::vector<std::vector<uint8_t>> frames;
+  for (const Profile profile : {Profile::FAST, Profile::DENSE}) {
+    for (const Content content : compression::kContents)
+      frames.push_back(encode(shape, make_tensor(shape, content, 3), profile));
+  }
+  std::vector<uint8_t> block(frame_bound(shape)), decoded(shape.size_bytes());
+  std::atomic<size_t> at{0};  // of the frame, which ends where the memory does
+  std::atomic<bool> stop{false};
+  std::thread writer([&] {
+    Random random(4);
+    while (!stop) {
+      // Heads more often than other parts: most of what a reader believes is there.
+      const auto& other = frames[random.below(frames.size())];
+      const size_t from = at, room = std::min(block.size() - from, other.size());
+      const size_t begin = random.below(random.below(2) == 0 ? std::min<size_t>(room, 300) : room);
+      std::memcpy(&block[from + begin], &other[begin], 1 + random.below(room - begin));
+      std::this_thread::sleep_for(std::chrono::microseconds(random.below(50)));
+    }
+  });
+  const auto values = random_queries(3, 64, 1);
+  const auto queries = Queries::of(values, 3, 64, 1, GetParam()).value();
+  const auto expect_unreadable = [](Status status) {
+    EXPECT_TRUE(ndp::is_unreadable(status) || status == Status::OK) << status_name(status);
+  };
+  compression::Decoder decoder;
+  Random random(5);
+  int opened = 0;
+  for (int i = 0; i < 2000; ++i) {
+    // A whole frame at first, now and then: otherwise few would be opened.
+    const auto& frame = frames[random.below(frames.size())];
+    at = block.size() - frame.size();
+    const std::span bytes(&block[at], frame.size());
+    std::memcpy(bytes.data(), frame.data(), bytes.size());
+    expect_unreadable(
+        decoder.decode_tokens(bytes, 0, 100, 200, {decoded.data(), 200 * shape.row_bytes()}));
+    const auto keys = PlaneKeys::open(bytes, 0, 0);
+    if (!keys) continue;
+    ++opened;
+    const PlaneKeys* one = &*keys;
+    const std::span<const PlaneKeys* const> blocks(&one, 1);
+    for (const Reading reading : {Reading::ONE_PASS, Reading::FEWEST_BYTES})
+      expect_unreadable(exact_top_k(queries, blocks, {}, 30, reading).status());
+    expect_unreadable(approximate_top_k(queries, blocks, {}, 30, 20).status());
+  }
+  stop = true;
+  writer.join();
+  EXPECT_GT(opened, 20);
 }
 
 INSTANTIATE_TEST_SUITE_P(Numbers, PlaneKeysTest, testing::ValuesIn(kKinds),
