@@ -500,7 +500,7 @@ TEST_P(PlaneKeysTest, AreReadWhileTheyChange) {
   Random random(5);
   int opened = 0;
   for (int i = 0; i < 2000; ++i) {
-    // A whole frame at first, now and then: otherwise few would be opened.
+    // Begins as a whole frame: few others would be opened.
     const auto& frame = frames[random.below(frames.size())];
     at = block.size() - frame.size();
     const std::span bytes(&block[at], frame.size());

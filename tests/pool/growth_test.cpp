@@ -42,7 +42,7 @@ class Growth : public testing::Test {
     for (int n = 0; n < 20; ++n) unlink(path(n).c_str());
   }
 
-  /// Again as long as a host that is slow to map the medium makes it BUSY.
+  /// Asks again as long as the pool is BUSY: a host can be slow to map the medium.
   Result<uint64_t> grow(Pool& pool, int n, uint64_t size_bytes) const {
     Result<uint64_t> grown = Error{Status::BUSY, ""};
     (void)eventually([&] {
