@@ -9,7 +9,10 @@ import time
 from guests import DAX, eventually, fence, scenario, together
 
 SECONDS = float(os.environ.get("BOWHEAD_CHAOS_SECONDS", "180"))
-OPTIONS = "--size 512M --hosts 4 --dead-ms 2000 --reclaim-ms 4000"
+# Four guests share the processors: a host may stand still for seconds.
+DEAD_S, RECLAIM_S = 6, 8
+OPTIONS = (f"--size 512M --hosts 4 --dead-ms {DEAD_S * 1000} "
+           f"--reclaim-ms {RECLAIM_S * 1000}")
 
 
 class Chaos:
@@ -41,7 +44,7 @@ class Chaos:
 
     def machine_stops(self, guest):
         guest.stop()
-        time.sleep(self.random.uniform(0, 3))
+        time.sleep(self.random.uniform(0, 1.5 * DEAD_S))
         guest.go_on()
 
     def machine_stops_until_declared_dead(self, guest):
@@ -49,7 +52,7 @@ class Chaos:
         eventually(lambda: witness.host_info(guest.number)["state"] == "live")
         guest.stop()
         eventually(lambda: witness.host_info(guest.number)["state"] == "ended")
-        time.sleep(self.random.choice((0, 5)))  # past --reclaim-ms, too
+        time.sleep(self.random.choice((0, RECLAIM_S + 1)))  # past --reclaim-ms, too
         guest.go_on()
 
     def process_is_killed(self, guest):
@@ -59,7 +62,7 @@ class Chaos:
 
     def process_stops(self, guest):
         guest.run("killall -STOP pool_worker")
-        time.sleep(self.random.choice((0.5, 4)))
+        time.sleep(self.random.choice((0.5, 1.5 * DEAD_S)))
         guest.run("killall -CONT pool_worker")
 
     def host_leaves(self, guest):
@@ -91,7 +94,8 @@ class Chaos:
 
 
 def join(guests):
-    together(*(lambda guest=guest: guest.keep_host(guest.number) for guest in guests))
+    together(*(lambda guest=guest: guest.keep_host(guest.number, restart=True)
+               for guest in guests))
 
 
 def room(guests):

@@ -101,19 +101,24 @@ class Guest:
         return output
 
     def end(self, name, program, status=0):
-        """Ends it by SIGTERM."""
-        self.run(f"killall {program}")
+        """Ends it by SIGTERM, also if it is just being started again."""
+        eventually(lambda: self.try_run(f"killall {program}")[0] == 0 or not self.is_running(name))
         return self.wait(name, status)
 
-    def keep_host(self, host):
-        """Makes the guest a host of the pool that stays: `bowhead host`, until end_host()."""
-        self.start("host", f"bowhead host {DAX} --host {host}")
+    def keep_host(self, host, restart=False):
+        """Makes the guest a host of the pool that stays: `bowhead host`, until end_host(). With
+        `restart` it is started again when it was declared dead, as a service manager does."""
+        command = f"bowhead host {DAX} --host {host}"
+        if restart:
+            command = f"while {command}; [ $? = {REFUSED} ]; do sleep 1; done"
+        self.start("host", command)
         eventually(lambda: "is up" in self.run("cat /tmp/host.log", quiet=True))
 
     def end_host(self, leave=False):
         self.end("host", "bowhead")
-        if leave:
-            self.run(f"bowhead pool leave {DAX} --host {self.number}")
+        if leave:  # refused if it was declared dead in the meantime
+            eventually(lambda: self.try_run(
+                f"bowhead pool leave {DAX} --host {self.number}")[0] == 0)
 
     def host_info(self, host):
         """What this guest sees of a host, as in `pool info --json`; joins nothing."""
