@@ -9,6 +9,8 @@ namespace bowhead::compression {
 
 class Decoder::Impl {
  public:
+  explicit Impl(FrameBytes bytes) : coder_(bytes) {}
+
   /// `planes` 0: exact.
   Status decode(ConstBytes bytes, uint32_t planes, Bytes out, ReadReport* report) {
     TileReader tiles;
@@ -169,7 +171,7 @@ class Decoder::Impl {
   Lines<uint8_t> plain_, values_;
 };
 
-Decoder::Decoder() : impl_(std::make_unique<Impl>()) {}
+Decoder::Decoder(FrameBytes bytes) : impl_(std::make_unique<Impl>(bytes)) {}
 Decoder::~Decoder() = default;
 Decoder::Decoder(Decoder&&) noexcept = default;
 Decoder& Decoder::operator=(Decoder&&) noexcept = default;

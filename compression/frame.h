@@ -85,6 +85,10 @@ struct FrameInfo {
 /// DAMAGED, UNSUPPORTED_CODEC.
 Result<FrameInfo> frame_info(ConstBytes frame);
 
+/// Whether the bytes of a frame stay as they are while they are decoded. Those of a leased block may
+/// change if its lease lapses meanwhile: then the values are wrong, or the frame seems to be damaged.
+enum class FrameBytes { STAY, MAY_CHANGE };
+
 struct ReadReport {
   uint64_t bytes_read = 0;  ///< bytes of the frame that were read to verify and decode
 };
@@ -112,7 +116,7 @@ class FramePieces {
 
 class Decoder {
  public:
-  Decoder();
+  explicit Decoder(FrameBytes bytes = FrameBytes::STAY);
   ~Decoder();
   Decoder(Decoder&&) noexcept;
   Decoder& operator=(Decoder&&) noexcept;

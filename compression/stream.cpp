@@ -11,6 +11,7 @@
 #include <limits>
 #include <new>
 
+#include "compression/lines.h"
 #include "compression/planes.h"
 
 namespace bowhead::compression {
@@ -27,9 +28,11 @@ bool one_zstd_frame(std::span<const uint8_t> in) {
 }  // namespace
 
 struct StreamCoder::State {
+  const FrameBytes coded;
+  Lines<uint8_t> copy;  ///< of a coded stream that may change
   LZ4_stream_t lz4;
 
-  State() = default;
+  explicit State(FrameBytes bytes) : coded(bytes) {}
   ~State() {
     ZSTD_freeCCtx(compressor_);
     ZSTD_freeDCtx(decompressor_);
@@ -61,7 +64,7 @@ struct StreamCoder::State {
 
 static_assert(kZstdWithoutSearch == -ZSTD_TARGETLENGTH_MAX);
 
-StreamCoder::StreamCoder() : state_(std::make_unique<State>()) {}
+StreamCoder::StreamCoder(FrameBytes coded) : state_(std::make_unique<State>(coded)) {}
 StreamCoder::~StreamCoder() = default;
 StreamCoder::StreamCoder(StreamCoder&&) noexcept = default;
 StreamCoder& StreamCoder::operator=(StreamCoder&&) noexcept = default;
@@ -96,6 +99,12 @@ size_t StreamCoder::encode(StreamCodec codec, int level, std::span<const uint8_t
 }
 
 bool StreamCoder::decode(StreamCodec codec, std::span<const uint8_t> in, std::span<uint8_t> out) {
+  if (state_->coded == FrameBytes::MAY_CHANGE && codec != StreamCodec::STORED && !in.empty()) {
+    Lines<uint8_t>& copy = state_->copy;
+    copy.resize(std::max(copy.size(), in.size()));
+    std::memcpy(copy.data(), in.data(), in.size());
+    in = {copy.data(), in.size()};
+  }
   switch (codec) {
     case StreamCodec::STORED:
       if (in.size() != out.size()) return false;

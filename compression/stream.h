@@ -7,6 +7,8 @@
 #include <memory>
 #include <span>
 
+#include "compression/frame.h"
+
 namespace bowhead::compression {
 
 /// The numbers in frames (bowhead/format/frame.h).
@@ -20,7 +22,7 @@ inline constexpr int kZstdWithoutSearch = -131072;
 /// for the first time: contexts of ZSTD are large.
 class StreamCoder {
  public:
-  StreamCoder();
+  explicit StreamCoder(FrameBytes coded = FrameBytes::STAY);
   ~StreamCoder();
   StreamCoder(StreamCoder&&) noexcept;
   StreamCoder& operator=(StreamCoder&&) noexcept;
@@ -31,7 +33,8 @@ class StreamCoder {
                 size_t most);
 
   /// False unless `in` is a complete stream of exactly out.size() bytes. Never reads or writes out
-  /// of bounds.
+  /// of bounds. Streams that may change are copied first: the libraries promise nothing
+  /// for them.
   bool decode(StreamCodec codec, std::span<const uint8_t> in, std::span<uint8_t> out);
 
  private:

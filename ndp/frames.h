@@ -73,7 +73,7 @@ class FrameReader {
   Result<std::vector<size_t>> for_blocks(std::span<const Framed> blocks, const Visible& visible,
                                          Unreadable unreadable, const Use& use);
 
-  compression::Decoder decoder_;
+  compression::Decoder decoder_{compression::FrameBytes::MAY_CHANGE};
   compression::ReadReport report_;
   compression::Lines<uint8_t> room_;
 };

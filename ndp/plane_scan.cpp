@@ -195,7 +195,7 @@ class Scan {
   std::vector<Piece> pieces_;
   std::vector<LineSet> reads_;   // by block
   std::vector<uint8_t> wanted_;  // by token: bits of the queries whose candidate it is
-  StreamCoder coder_;
+  StreamCoder coder_{FrameBytes::MAY_CHANGE};
   std::optional<Decoder> decoder_;
   uint32_t damaged_ = 0;
 
@@ -482,7 +482,7 @@ Status Scan::scan_values(Piece& piece) {
   const size_t row_bytes = keys.shape().row_bytes();  // of all channels of the frame
   if (piece.values.empty()) {
     piece.values.resize(tile.tokens * row_bytes);
-    if (!decoder_) decoder_.emplace();
+    if (!decoder_) decoder_.emplace(FrameBytes::MAY_CHANGE);
     const Status status =
         decoder_->decode_tokens(keys.frame(), keys.outer(), tile.first, tile.tokens, piece.values);
     if (damaged_unless_ok(piece, status) != Status::OK) return status;

@@ -243,7 +243,7 @@ class Search {
   std::array<float, kMostRows> sums_;  // by row
   std::vector<Offer> offers_;
   std::vector<float> sorted_;  // to find a k-th
-  StreamCoder coder_;
+  StreamCoder coder_{FrameBytes::MAY_CHANGE};
   std::optional<Decoder> decoder_;  // where tiles are read exactly
   uint32_t damaged_ = 0;            // block whose frame is damaged
   PlaneAnswer answer_;
@@ -479,7 +479,7 @@ Status Search::read_as_it_is(Piece& piece, Progress& query) {
   const PlaneKeys::Tile& tile = *piece.tile;
   if (piece.values.empty()) {
     piece.values.resize(tile.tokens * keys.shape().row_bytes());
-    if (!decoder_) decoder_.emplace();
+    if (!decoder_) decoder_.emplace(FrameBytes::MAY_CHANGE);
     const Status status = checked(
         piece,
         decoder_->decode_tokens(keys.frame(), keys.outer(), tile.first, tile.tokens, piece.values));

@@ -495,8 +495,8 @@ class FrameDecoder::Impl {
   Lz4Streams lz4_;
   std::vector<Status> statuses_;
 
-  compression::Decoder decoder_;
-  compression::StreamCoder coder_;
+  compression::Decoder decoder_{compression::FrameBytes::MAY_CHANGE};
+  compression::StreamCoder coder_{compression::FrameBytes::MAY_CHANGE};
   TileParts parts_;
 };
 
