@@ -4,6 +4,7 @@
 
 #include "api/support.h"
 #include "base/checksum.h"
+#include "base/kv_layout.h"
 
 using namespace bowhead::api;  // NOLINT: the functions of the ABI are in no namespace
 using bowhead::LeaseOf;
@@ -239,6 +240,18 @@ bh_status bh_abort(bh_pool* pool, bh_reservation* reservation) {
 
 uint64_t bh_checksum(const void* data, size_t size_bytes) {
   return bowhead::payload_checksum(data, size_bytes);
+}
+
+uint64_t bh_layout_tokens(const bh_kv_layout* layout, uint64_t length_bytes) {
+  if (layout == nullptr || !bowhead::check_layout(*layout)) return 0;
+  return bowhead::tokens_in(*layout, length_bytes).value_or(0);
+}
+
+uint32_t bh_layout_row_bytes(const bh_kv_layout* layout, uint32_t part) {
+  if (layout == nullptr || !bowhead::check_layout(*layout) || bowhead::is_opaque(*layout) ||
+      part > 1)
+    return 0;
+  return bowhead::row_bytes(*layout, part);
 }
 
 bh_status bh_acquire(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t ttl_ms,

@@ -247,6 +247,19 @@ typedef struct bh_namespace_options {
   uint32_t reserved;     /**< zero */
 } bh_namespace_options;
 
+/** The number of tokens in a value.
+ * @param layout as in bh_lease or bh_namespace_options
+ * @param length_bytes of the value
+ * @return 0 if no number of tokens takes so many bytes, or no block can have the layout; for opaque
+ *     values as many as bytes */
+uint64_t bh_layout_tokens(const bh_kv_layout* layout, uint64_t length_bytes);
+
+/** The bytes of a row, which is one token of one head, without its scale.
+ * @param layout as in bh_lease or bh_namespace_options
+ * @param part 0: keys; 1: values, also where they are the first channels of the keys
+ * @return 0 if the layout has no such part, or no block can have the layout; for opaque values 0 */
+uint32_t bh_layout_row_bytes(const bh_kv_layout* layout, uint32_t part);
+
 /** Registers a namespace, or finds a registered one.
  * @param pool the pool
  * @param name 1 to 63 bytes

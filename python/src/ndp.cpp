@@ -41,24 +41,12 @@ class Answer {
   std::unique_ptr<std::vector<T>> values_;
 };
 
-uint32_t bytes_of_number(uint8_t format) {
-  switch (format) {
-    case BH_NUMBER_BF16:
-    case BH_NUMBER_FP16:
-      return 2;
-    case BH_NUMBER_FP32:
-      return 4;
-    default:
-      return 1;
-  }
-}
-
-/// The arguments that all functions have, as keywords.
 /// Positions that queries see: numbers, or one for each query.
 struct Visible {
   nb::handle begin, end, sinks;
 };
 
+/// The arguments that all functions have, as keywords.
 class Request {
  public:
   Request(nb::handle leases, nb::handle layer, nb::handle first_head, nb::handle first_tokens,
@@ -73,7 +61,8 @@ class Request {
       const Lease& lease = *nb::inst_ptr<Lease>(items[i]);
       (void)lease.data();  // raises if it was released
       leases_.push_back(lease.lease());
-      tokens_.push_back(tokens_of(lease.lease()));
+      // 0 where the library will refuse it.
+      tokens_.push_back(bh_layout_tokens(lease.lease().layout, lease.lease().length_bytes));
     }
     if (leases_.empty())
       raise_argument(PyExc_ValueError, "leases", kAlone, "is empty: give one or more");
@@ -214,15 +203,6 @@ class Request {
     for (size_t i = 0; i < items.size(); ++i) all.push_back(number<uint32_t>(name, items[i]));
     return all;
   }
-  /// 0 where the library will refuse it.
-  static size_t tokens_of(const bh_lease& lease) {
-    const bh_kv_layout& layout = *lease.layout;
-    const size_t channels =
-        size_t{layout.key_channels} + (layout.parts == 2 ? layout.value_channels : 0u);
-    const size_t bytes =
-        channels * layout.heads * layout.layers * bytes_of_number(layout.number_format);
-    return bytes == 0 ? 0 : lease.length_bytes / bytes;
-  }
 
   std::vector<nb::object> owners_;
   std::vector<bh_lease> leases_;
@@ -320,9 +300,7 @@ nb::object gather(nb::handle leases, nb::handle tokens_object, nb::handle part_o
   request.set_heads(number<uint32_t>("heads", heads));
   const auto part = number<uint32_t>("part", part_object);
   const std::vector<uint32_t> tokens = positions(tokens_object);
-  const bh_kv_layout& layout = request.layout();
-  const size_t row = size_t{part == 0 ? layout.key_channels : layout.value_channels} *
-                     bytes_of_number(layout.number_format);
+  const size_t row = bh_layout_row_bytes(&request.layout(), part);
   Answer<uint8_t> rows({request.heads(), tokens.size(), row});
   request.run([&](bh_pool* pool, const bh_ndp_request* of, bh_ndp_report* report) {
     return bh_ndp_gather(pool, of, part, tokens.data(), tokens.size(), rows.data(), rows.size(),

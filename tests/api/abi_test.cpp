@@ -167,6 +167,37 @@ TEST_F(Abi, ALayoutThatDiffersInAnyByteIsRefused) {
   }
 }
 
+TEST(AbiLayout, TellsTokensAndRows) {
+  // 2 layers of K and V, 3 heads: 64 channels of K and 32 of V.
+  bh_kv_layout layout{};
+  layout.number_format = BH_NUMBER_BF16;
+  layout.parts = 2;
+  layout.layers = 2;
+  layout.heads = 3;
+  layout.key_channels = 64;
+  layout.value_channels = 32;
+  EXPECT_EQ(bh_layout_row_bytes(&layout, 0), 128u);
+  EXPECT_EQ(bh_layout_row_bytes(&layout, 1), 64u);
+  EXPECT_EQ(bh_layout_row_bytes(&layout, 2), 0u);
+  constexpr uint64_t kToken = 2 * 3 * (128 + 64);
+  EXPECT_EQ(bh_layout_tokens(&layout, 16 * kToken), 16u);
+  EXPECT_EQ(bh_layout_tokens(&layout, 16 * kToken + 2), 0u);
+  EXPECT_EQ(bh_layout_tokens(&layout, 0), 0u);
+  layout.parts = 1;
+  layout.value_channels = 0;
+  EXPECT_EQ(bh_layout_row_bytes(&layout, 1), 0u);
+  EXPECT_EQ(bh_layout_tokens(&layout, uint64_t{5} * 2 * 3 * 128), 5u);
+  layout.value_channels = 32;  // latent attention: the first of the keys
+  EXPECT_EQ(bh_layout_row_bytes(&layout, 1), 64u);
+  EXPECT_EQ(bh_layout_tokens(&layout, uint64_t{5} * 2 * 3 * 128), 5u);
+  for (uint16_t* field : {&layout.heads, &layout.layers, &layout.key_channels}) {
+    const uint16_t before = std::exchange(*field, uint16_t{0});  // no block has such a layout
+    EXPECT_EQ(bh_layout_tokens(&layout, kToken), 0u);
+    EXPECT_EQ(bh_layout_row_bytes(&layout, 0), 0u);
+    *field = before;
+  }
+}
+
 TEST(AbiStatus, NamesEveryNumberAndOthersToo) {
   EXPECT_STREQ(bh_status_name(BH_OK), "OK");
   EXPECT_STREQ(bh_status_name(BH_LAPSED), "LAPSED");

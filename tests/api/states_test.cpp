@@ -1085,6 +1085,18 @@ const Function kFunctions[] = {
     {"bh_checksum",
      [](Scene&) { return bh_checksum("a", 1) != bh_checksum("b", 1) ? BH_OK : BH_SYSTEM; },
      same(BH_OK), [](Scene&) { (void)bh_checksum(nullptr, 0); }},
+    {"bh_layout_tokens",
+     [](Scene&) {
+       const bh_kv_layout opaque = {.number_format = BH_NUMBER_BYTES};
+       return bh_layout_tokens(&opaque, 7) == 7 ? BH_OK : BH_SYSTEM;
+     },
+     same(BH_OK), [](Scene&) { EXPECT_EQ(bh_layout_tokens(nullptr, 7), 0u); }},
+    {"bh_layout_row_bytes",
+     [](Scene&) {
+       const bh_kv_layout opaque = {.number_format = BH_NUMBER_BYTES};
+       return bh_layout_row_bytes(&opaque, 0) == 0 ? BH_OK : BH_SYSTEM;
+     },
+     same(BH_OK), [](Scene&) { EXPECT_EQ(bh_layout_row_bytes(nullptr, 0), 0u); }},
     {"bh_acquire",
      [](Scene& s) { return bh_acquire(s.pool, s.ns, s.key(), 60'000, &s.own->lease); },
      stores(BH_OK, BH_LIMIT_REACHED), [](Scene& s) { misuse_acquire(s, bh_acquire); }},
