@@ -129,26 +129,25 @@ class CodecBench {
     add_frame_codecs(codecs_);
     add_plane_codecs(codecs_);
     add_general_codecs(codecs_);
-    has_blosc_ = add_blosc_codecs(codecs_);
   }
 
   Result<void> run(const std::vector<KvSet>& sets) {
     report_.print_header();
-    if (!options_.json) {
-      if (!has_blosc_) fmt::print("built without C-Blosc2: no rows of bitshuffle\n\n");
+    if (!options_.json)
       fmt::print("{}\n", fmt::format(kLineFormat, "codec", "ratio", "encode GB/s", "of copy",
                                      "decode GB/s", "of copy"));
-    }
     for (const KvSet& set : sets) {
       for (const KvTensor& tensor : set.tensors) {
         if (tensor.role == KvRole::QUERIES) continue;
-        if (tensor.head_bytes() < kBlockBytes[0] || kBlockBytes[1] % tensor.row_bytes() != 0) {
-          fmt::print(stderr, "bowhead: skipped: {} of {}: the tokens of a head do not fill {}\n",
-                     kv_role_name(tensor.role), set.name, bytes_text(kBlockBytes[0]));
-          continue;
-        }
         for (const uint64_t block_bytes : kBlockBytes) {
-          if (auto result = measure(set, tensor, block_bytes); !result) return result;
+          if (tensor.head_bytes() < block_bytes || block_bytes % tensor.row_bytes() != 0) {
+            fmt::print(stderr,
+                       "bowhead: skipped: {} {} of {}: the tokens of a head do not fill {}\n",
+                       kv_role_name(tensor.role), number_name(tensor.number), set.name,
+                       bytes_text(block_bytes));
+          } else if (auto result = measure(set, tensor, block_bytes); !result) {
+            return result;
+          }
         }
       }
     }
@@ -164,9 +163,13 @@ class CodecBench {
     if (!walk.has_memory())
       return Error{Status::SYSTEM,
                    fmt::format("no memory for buffers of {}", bytes_text(walk.bytes() * 7 / 2))};
-    samples_.assign(codecs_.size(), {});
+    used_.clear();
+    for (const auto& codec : codecs_) {
+      if (codec->takes(tensor.number)) used_.push_back(codec.get());
+    }
+    samples_.assign(used_.size(), {});
     for (auto& kind : copies_) kind.clear();
-    for (size_t i = 0; i < codecs_.size(); ++i) {
+    for (size_t i = 0; i < used_.size(); ++i) {
       if (auto result = check(walk, i, what); !result) return result;
     }
     for (uint32_t round = 0; round < options_.rounds; ++round) {
@@ -182,7 +185,7 @@ class CodecBench {
 
   /// Codes and decodes every block. Also touches every page that the rounds will use.
   Result<void> check(Walk& walk, size_t index, const std::string& what) {
-    Codec& codec = *codecs_[index];
+    Codec& codec = *used_[index];
     walk.forget();
     if (!walk.encode(codec) || !walk.decode(codec) || !walk.right(codec))
       return wrong_block(what, codec.name());
@@ -193,7 +196,7 @@ class CodecBench {
 
   bool measure_round(Walk& walk, uint32_t round) {
     bool good = true;
-    const size_t kinds = copy_kinds().size(), passes = codecs_.size() + kinds;
+    const size_t kinds = copy_kinds().size(), passes = used_.size() + kinds;
     for (size_t i = 0; i < passes; ++i) {
       const size_t pass = (round + i) % passes;
       uint64_t begin = now_ns();
@@ -202,7 +205,7 @@ class CodecBench {
         copies_[pass].push_back(gb_per_s(walk.bytes(), begin));
         continue;
       }
-      Codec& codec = *codecs_[pass - kinds];
+      Codec& codec = *used_[pass - kinds];
       Samples& samples = samples_[pass - kinds];
       good &= walk.encode(codec);
       samples.encode.push_back(gb_per_s(walk.bytes(), begin));
@@ -226,8 +229,8 @@ class CodecBench {
                  tensor.rotary.dim == 0 ? "" : ", rotated back", limit_name,
                  spread(summarize(limit), "GB/s"));
     }
-    for (size_t i = 0; i < codecs_.size(); ++i) {
-      const Codec& codec = *codecs_[i];
+    for (size_t i = 0; i < used_.size(); ++i) {
+      const Codec& codec = *used_[i];
       const Samples& samples = samples_[i];
       if (!options_.json) {
         print_line(codec, samples, limit);
@@ -292,8 +295,8 @@ class CodecBench {
   const uint64_t walk_bytes_;
   const Report report_;
   Codecs codecs_;
-  bool has_blosc_ = false;
-  std::vector<Samples> samples_;                 // by codec
+  std::vector<Codec*> used_;                     // those that take the numbers of the tensor
+  std::vector<Samples> samples_;                 // by codec in use
   std::array<std::vector<double>, 3> copies_{};  // GB/s by kind and round
 };
 

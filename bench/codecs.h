@@ -16,6 +16,8 @@ class Codec {
   virtual ~Codec() = default;
 
   virtual std::string name() const = 0;
+  /// Whether it codes such numbers.
+  virtual bool takes(NumberFormat) const { return true; }
 
   /// Returns the bytes written to `out`, which has coded_room() bytes; 0: it failed.
   virtual size_t encode(const compression::Shape& shape, compression::ConstBytes values,
@@ -43,7 +45,5 @@ void add_frame_codecs(Codecs& codecs);
 void add_general_codecs(Codecs& codecs);
 /// Only the kernels between values and planes: no centre, no checksums, no coding of planes.
 void add_plane_codecs(Codecs& codecs);
-/// Bitshuffle with LZ4 or ZSTD, by C-Blosc2. False: built without it.
-bool add_blosc_codecs(Codecs& codecs);
 
 }  // namespace bowhead::bench

@@ -7,7 +7,8 @@
 //
 // "k" and "v" are [layer][kv_head][token][channel], "q" is [layer][q_head][query][channel], all
 // little-endian, keys and queries after rotary position embedding. qpos.u32.bin holds the token at
-// which each query stands. Other files and other number formats are skipped.
+// which each query stands. Numbers are bf16, fp16, fp8_e4m3, fp8_e5m2 or int8; narrow_data.py makes
+// the last three of the first. Other files and other number formats are skipped.
 #pragma once
 
 #include <array>
@@ -25,7 +26,7 @@ const char* kv_role_name(KvRole role);  ///< "keys", "values", "queries"
 
 struct KvTensor {
   std::string set;
-  NumberFormat number = NumberFormat::BF16;  ///< or FP16
+  NumberFormat number = NumberFormat::BF16;
   KvRole role = KvRole::KEYS;
   std::array<uint32_t, 4> shape{};  ///< layers, heads, tokens or queries, channels
   compression::Rotary rotary;       ///< of keys; for captured ones see find_rotary()

@@ -24,6 +24,7 @@ struct PlanesHeader {
 class PlaneCodec : public Codec {
  public:
   std::string name() const override { return "planes alone"; }
+  bool takes(NumberFormat number) const override { return element_bytes(number) == 2; }
   bool is_format() const override { return false; }
 
   size_t encode(const Shape& shape, ConstBytes values, Bytes out) override {
@@ -106,7 +107,7 @@ class PrefixCodec : public PlaneCodec {
   /// largest value, before rounding to the format.
   bool right(const Shape& shape, ConstBytes values, ConstBytes out) const override {
     const auto at = [&](ConstBytes bytes, uint32_t token, uint32_t channel) {
-      const size_t i = (size_t{token} * shape.channels + channel) * element_bytes(shape.number);
+      const size_t i = (size_t{token} * shape.channels + channel) * 2;
       return value_of(shape.number, bytes[i] | uint32_t{bytes[i + 1]} << 8);
     };
     for (uint32_t c = 0; c < shape.channels; ++c) {

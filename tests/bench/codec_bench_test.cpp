@@ -113,7 +113,6 @@ TEST_F(CodecBench, NoCodecPassesWithWrongValues) {
   add_frame_codecs(codecs);
   add_plane_codecs(codecs);
   add_general_codecs(codecs);
-  add_blosc_codecs(codecs);
   for (const auto& codec : codecs) {
     const size_t size = codec->encode(shape, values, coded);
     ASSERT_GT(size, 0u) << codec->name();
@@ -151,6 +150,30 @@ TEST_F(CodecBench, ReadsCapturedTensors) {
     EXPECT_EQ(line.at("parameters").at("synthetic"), false);
     EXPECT_EQ(line.at("parameters").at("rotary_dim"), 128);
   }
+}
+
+TEST_F(CodecBench, MeasuresNumbersOfOneByteInTheBlocksThatTheyFill) {
+  write("meta.json", R"({"files": {
+    "a": {"tensor": "v", "dtype": "fp8_e4m3", "shape": [1, 1, 128, 64]},
+    "b": {"tensor": "v", "dtype": "fp8_e5m2", "shape": [1, 1, 128, 64]},
+    "c": {"tensor": "k", "dtype": "int8", "shape": [1, 1, 128, 64]}}})");
+  Random random(7);
+  for (const char* name : {"a", "b", "c"}) {
+    std::string values(128 * 64, '\0');
+    for (char& value : values) value = static_cast<char>(random.below(120));
+    write(name, values);
+  }
+  options_.data = folder_ + "/data";
+  ASSERT_EQ(run(), 0);
+  std::set<std::string> measured;
+  for (const auto& line : lines()) {
+    const auto& parameters = line.at("parameters");
+    EXPECT_EQ(parameters.at("block_bytes"), 4096);
+    if (parameters.at("codec") == "frames dense" && line.at("row") == "ratio")
+      measured.insert(parameters.at("number"));
+    EXPECT_NE(parameters.at("codec"), "planes alone");
+  }
+  EXPECT_EQ(measured, (std::set<std::string>{"fp8_e4m3", "fp8_e5m2", "int8"}));
 }
 
 /// 400 keys of 8 channels, and four queries for each of two heads, in bf16. The queries use only
