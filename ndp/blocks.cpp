@@ -109,6 +109,9 @@ class Blocks {
     if (token - first_token(block) >= tokens(block)) return std::nullopt;
     return block;
   }
+  bool is_seen(size_t block, const Views& views) const {
+    return views.have_some(first_token(block), tokens(block));
+  }
   bool is_framed(size_t block) const { return heads_.blocks[block].framed; }
   bool is_left_out(size_t block) const { return left_out_[block]; }
   bool skips() const { return heads_.unreadable == Unreadable::SKIP; }
@@ -163,10 +166,10 @@ class Blocks {
   /// Calls use(head, spans) once for each head, with all blocks that are values.
   template <class Use>
   Result<void> for_values(Want want, const Visible& visible, const Use& use);
-  /// Calls use(head, span) for all heads and visible tokens of a block; notes it if it cannot
-  /// be read and shall be left out.
+  /// Calls use(head, span) for all heads of a block with visible tokens; notes it if it cannot be
+  /// read and shall be left out.
   template <class Use>
-  Result<void> for_rows(size_t block, Want want, const Visible& visible, const Use& use);
+  Result<void> for_rows(size_t block, Want want, const Views& views, const Use& use);
 
  private:
   explicit Blocks(const HeadsOfBlocks& heads)
@@ -243,17 +246,17 @@ Result<void> Blocks::for_values(Want want, const Visible& visible, const Use& us
 }
 
 template <class Use>
-Result<void> Blocks::for_rows(size_t block, Want want, const Visible& visible, const Use& use) {
-  if (left_out_[block]) return {};
+Result<void> Blocks::for_rows(size_t block, Want want, const Views& views, const Use& use) {
+  if (left_out_[block] || !is_seen(block, views)) return {};
   if (!is_framed(block)) {
     for (uint32_t head = 0; head < heads(); ++head) {
-      if (auto good = use(head, read_span(block, head, want, visible)); !good) return good;
+      if (auto good = use(head, read_span(block, head, want, views.any())); !good) return good;
     }
     return {};
   }
   const uint32_t at_once = together() ? heads() : 1;
   for (uint32_t first = 0; first < heads() && !left_out_[block]; first += at_once) {
-    if (auto good = for_frame(block, first, first + at_once, want, visible, use); !good)
+    if (auto good = for_frame(block, first, first + at_once, want, views.any(), use); !good)
       return good;
   }
   return {};
@@ -365,7 +368,7 @@ Result<BlocksRead> score(const HeadsOfBlocks& heads, const HeadQueries& queries,
                       &scores[(size_t{head} * answers + a) * all + first]);
         return {};
       };
-      if (auto good = blocks->for_rows(b, Blocks::Want::KEYS, queries.views.any(), add); !good)
+      if (auto good = blocks->for_rows(b, Blocks::Want::KEYS, queries.views, add); !good)
         return good;
     }
     return {};
@@ -381,8 +384,8 @@ namespace {
 /// The best keys of frames that are searched by their planes, of one head after the other.
 class PlaneBlocks {
  public:
-  PlaneBlocks(Blocks& blocks, std::span<const Queries> queries)
-      : blocks_(blocks), queries_(queries), whole_(blocks.count()) {
+  PlaneBlocks(Blocks& blocks, std::span<const Queries> queries, const Views& views)
+      : blocks_(blocks), queries_(queries), views_(views), whole_(blocks.count()) {
     for (const Queries& of_head : queries)
       for (uint32_t q = 0; q < of_head.count(); ++q) finite_ &= of_head.is_finite(q);
   }
@@ -393,9 +396,12 @@ class PlaneBlocks {
     return !queries_[0].are_summed() && is_long_frame(block) &&
            (!blocks_.together() || whole_[block]);
   }
-  Result<PlaneAnswer> search(uint32_t head, const Views& views, uint32_t k, double bytes_per_token);
+  Result<PlaneAnswer> search(uint32_t head, uint32_t k, double bytes_per_token);
 
  private:
+  bool is_wanted(size_t block) const {
+    return !blocks_.is_left_out(block) && blocks_.is_seen(block, views_);
+  }
   bool is_long_frame(size_t block) const {
     return blocks_.is_framed(block) && blocks_.tokens(block) >= kSearchedTokens;
   }
@@ -411,6 +417,7 @@ class PlaneBlocks {
 
   Blocks& blocks_;
   const std::span<const Queries> queries_;
+  const Views views_;
   bool finite_ = true;  // all queries
   /// Of all heads that lie side by side. None where a tile has no bounds for one of them: it would
   /// be decoded for each head anew.
@@ -420,8 +427,8 @@ class PlaneBlocks {
 };
 
 Result<PlaneKeys> PlaneBlocks::open_keys(size_t block, uint32_t head) const {
-  auto keys =
-      PlaneKeys::open(blocks_.frame(block), blocks_.outer_of(0, head), blocks_.first_token(block));
+  auto keys = PlaneKeys::open(blocks_.frame(block), blocks_.outer_of(0, head),
+                              blocks_.first_token(block), views_);
   if (!keys || blocks_.fits(*keys, block)) return keys;
   return Status::DAMAGED;
 }
@@ -429,8 +436,10 @@ Result<PlaneKeys> PlaneBlocks::open_keys(size_t block, uint32_t head) const {
 bool PlaneBlocks::can_be_cut(const PlaneKeys& whole) const {
   for (uint32_t head = 0; head < blocks_.heads(); ++head) {
     const auto keys = whole.head(blocks_.channel_of(0, head), blocks_.layout().key_channels);
-    if (!keys || !std::all_of(keys->tiles().begin(), keys->tiles().end(),
-                              [](const PlaneKeys::Tile& tile) { return tile.planes.has_value(); }))
+    if (!keys ||
+        !std::all_of(keys->tiles().begin(), keys->tiles().end(), [](const PlaneKeys::Tile& tile) {
+          return !tile.opened || tile.planes.has_value();
+        }))
       return false;
   }
   return true;
@@ -439,7 +448,7 @@ bool PlaneBlocks::can_be_cut(const PlaneKeys& whole) const {
 Result<void> PlaneBlocks::open() {
   if (!blocks_.together() || !finite_ || queries_[0].are_summed()) return {};
   for (size_t b = 0; b < blocks_.count(); ++b) {
-    if (!is_long_frame(b) || blocks_.is_left_out(b) || whole_[b]) continue;
+    if (!is_long_frame(b) || !is_wanted(b) || whole_[b]) continue;
     auto keys = open_keys(b, 0);
     if (!keys) {
       if (auto good = unreadable(b, keys.error()); !good) return good;
@@ -454,7 +463,7 @@ Result<void> PlaneBlocks::open_head(uint32_t head) {
   keys_.clear();
   numbers_.clear();
   for (size_t b = 0; b < blocks_.count(); ++b) {
-    if (!searches(b) || blocks_.is_left_out(b)) continue;
+    if (!searches(b) || !is_wanted(b)) continue;
     auto keys = blocks_.together()
                     ? whole_[b]->head(blocks_.channel_of(0, head), blocks_.layout().key_channels)
                     : open_keys(b, head);
@@ -468,16 +477,16 @@ Result<void> PlaneBlocks::open_head(uint32_t head) {
   return {};
 }
 
-Result<PlaneAnswer> PlaneBlocks::search(uint32_t head, const Views& views, uint32_t k,
-                                        double bytes_per_token) {
+Result<PlaneAnswer> PlaneBlocks::search(uint32_t head, uint32_t k, double bytes_per_token) {
   if (auto good = open_head(head); !good) return good.error();
   for (;;) {
     std::vector<const PlaneKeys*> keys;
     for (const PlaneKeys& one : keys_) keys.push_back(&one);
     uint32_t damaged = 0;
-    auto answer = bytes_per_token > 0
-                      ? approximate_top_k(queries_[head], keys, views, k, bytes_per_token, &damaged)
-                      : exact_top_k(queries_[head], keys, views, k, Reading::ONE_PASS, &damaged);
+    auto answer =
+        bytes_per_token > 0
+            ? approximate_top_k(queries_[head], keys, views_, k, bytes_per_token, &damaged)
+            : exact_top_k(queries_[head], keys, views_, k, Reading::ONE_PASS, &damaged);
     if (answer) blocks_.add_read(answer->bytes_read_together);
     if (answer || !is_unreadable(answer.status())) return answer;
     if (auto good = unreadable(numbers_[damaged], answer.error()); !good) return good.error();
@@ -525,12 +534,11 @@ Result<void> find_best(Blocks& blocks, PlaneBlocks& planes, std::span<const Quer
   for (size_t b = 0; b < blocks.count(); ++b) {
     if (!blocks.is_framed(b) || planes.searches(b)) continue;
     const auto add_one = [&](uint32_t head, const KvSpan& span) { return add(head, {&span, 1}); };
-    if (auto good = blocks.for_rows(b, Blocks::Want::KEYS, views.any(), add_one); !good)
-      return good;
+    if (auto good = blocks.for_rows(b, Blocks::Want::KEYS, views, add_one); !good) return good;
   }
   for (uint32_t head = 0; head < blocks.heads(); ++head) {
     if (!queries[head].are_summed()) {
-      const auto found = planes.search(head, views, k, bytes_per_token);
+      const auto found = planes.search(head, k, bytes_per_token);
       if (!found) return found.error();
       for (uint32_t q = 0; q < queries[head].count(); ++q) best[head].add(q, found->hits[q]);
     }
@@ -551,7 +559,7 @@ Result<BlockHits> top_k(const HeadsOfBlocks& heads, const HeadQueries& queries, 
   if (auto good = check_top_k(*blocks, queries, k, bytes_per_token); !good) return good.error();
   const auto wanted = queries_of(*blocks, queries);
   if (!wanted) return wanted.error();
-  PlaneBlocks planes(*blocks, *wanted);
+  PlaneBlocks planes(*blocks, *wanted, queries.views);
   BlockHits answer;
   const auto search_all = [&] {
     return find_best(*blocks, planes, *wanted, queries.views, k, bytes_per_token, answer.hits);
@@ -591,7 +599,7 @@ Result<BlocksRead> attend(const HeadsOfBlocks& heads, const HeadQueries& queries
     for (size_t b = 0; b < blocks->count(); ++b) {
       if (!blocks->is_framed(b)) continue;
       const auto add_one = [&](uint32_t head, const KvSpan& span) { return add(head, {&span, 1}); };
-      if (auto good = blocks->for_rows(b, Blocks::Want::BOTH, queries.views.any(), add_one); !good)
+      if (auto good = blocks->for_rows(b, Blocks::Want::BOTH, queries.views, add_one); !good)
         return good;
     }
     return {};

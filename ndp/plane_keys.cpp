@@ -30,7 +30,8 @@ Result<void> check_open(const Shape& shape, uint32_t outer, uint32_t first_token
 
 }  // namespace
 
-Result<PlaneKeys> PlaneKeys::open(ConstBytes bytes, uint32_t outer, uint32_t first_token) {
+Result<PlaneKeys> PlaneKeys::open(ConstBytes bytes, uint32_t outer, uint32_t first_token,
+                                  const Views& views) {
   if (const auto info = frame_info(bytes); !info) return info.error();
   // From here on one copy of the header counts: the bytes may be those of another block by now.
   const auto frame = open_frame(bytes);
@@ -51,9 +52,10 @@ Result<PlaneKeys> PlaneKeys::open(ConstBytes bytes, uint32_t outer, uint32_t fir
     const ConstBytes coded = frame->tile_at(index, at);
     if (coded.empty()) return Status::DAMAGED;
     const uint32_t tokens = tiling.tokens_of(shape.tokens, index);
-    Tile& tile = keys.tiles_.emplace_back(Tile{at, coded.size(), begin, tokens, {}});
-    if (coded[0] > BH_TILE_SEARCHABLE) return Status::UNSUPPORTED_CODEC;
-    if (coded[0] == BH_TILE_SEARCHABLE) {
+    const bool wanted = views.have_some(first_token + begin, tokens);
+    Tile& tile = keys.tiles_.emplace_back(Tile{at, coded.size(), begin, tokens, wanted, {}});
+    if (wanted && coded[0] > BH_TILE_SEARCHABLE) return Status::UNSUPPORTED_CODEC;
+    if (wanted && coded[0] == BH_TILE_SEARCHABLE) {
       auto planes = PlaneTile::open(shape, coded, tokens);
       if (!planes) return planes.error();
       tile.planes = std::move(*planes);

@@ -37,16 +37,16 @@
 namespace bowhead::ndp {
 
 /// The keys of one outer index of a frame. The frame stays where it is, must outlive this and not
-/// change. Keeps about 4 KiB for a tile of 64 channels, which is 64 KiB of bf16 keys. Not changed
-/// after open(): threads may share it.
+/// change. Keeps about 4 KiB for an opened tile of 64 channels, which is 64 KiB of bf16 keys. Not
+/// changed after open(): threads may share it.
 class PlaneKeys {
  public:
-  /// Verifies the header of the frame and the heads of the searchable tiles of this outer index,
-  /// and reads nothing else. The first token of the frame is `first_token` of the sequence.
-  /// DAMAGED; UNSUPPORTED_CODEC; INVALID_ARGUMENT: a frame of bytes or without this outer index,
+  /// Verifies the header of the frame and the heads of the searchable tiles of this outer index
+  /// that `views` have a token of, and reads nothing else. Searches read other tiles exactly. The
+  /// first token of the frame is `first_token` of the sequence. DAMAGED; UNSUPPORTED_CODEC; INVALID_ARGUMENT: a frame of bytes or without this outer index,
   /// positions beyond 32 bits.
-  static Result<PlaneKeys> open(compression::ConstBytes frame, uint32_t outer,
-                                uint32_t first_token);
+  static Result<PlaneKeys> open(compression::ConstBytes frame, uint32_t outer, uint32_t first_token,
+                                const Views& views = {});
   /// Some channels of these: a head of frames whose tokens have all heads side by side. Shares what
   /// was read. Planes hold all heads: one search of some channels in one pass verifies them for
   /// those of other channels too. Rows of planes are cut at bytes, and centres that turn at heads:
@@ -65,7 +65,8 @@ class PlaneKeys {
     uint64_t begin = 0, bytes = 0;  ///< in the frame
     uint32_t first = 0;             ///< token of this outer index
     uint32_t tokens = 0;
-    std::optional<PlaneTile> planes;  ///< if it is searchable: then it bounds its tokens
+    bool opened = false;              ///< some of it is wanted
+    std::optional<PlaneTile> planes;  ///< if it is searchable, too: then it bounds its tokens
   };
   compression::ConstBytes frame() const { return frame_; }
   const compression::Shape& shape() const { return shape_; }

@@ -250,7 +250,7 @@ void Scan::open(std::span<const PlaneKeys* const> blocks) {
 }
 
 void Scan::open_piece(uint32_t block, const PlaneKeys& keys, const PlaneKeys::Tile& tile) {
-  if (!views_.any().has_some(keys.first_token() + tile.first, tile.tokens)) return;
+  if (!views_.have_some(keys.first_token() + tile.first, tile.tokens)) return;
   Piece& piece = pieces_.emplace_back();
   piece.block = block;
   piece.keys = &keys;

@@ -29,6 +29,11 @@ bool Views::have_all(uint32_t queries, uint32_t first, uint32_t count) const {
   return true;
 }
 
+bool Views::have_some(uint32_t first, uint32_t count) const {
+  const auto has_some = [&](const Visible& view) { return view.has_some(first, count); };
+  return own_ ? std::any_of(each_.begin(), each_.end(), has_some) : has_some(any_);
+}
+
 Result<KvSpan> span_of(const KvLayout& layout, const void* payload, uint32_t tokens, uint32_t layer,
                        uint32_t head, uint32_t first_token) {
   if (is_opaque(layout)) return Error{Status::NOT_SUPPORTED, "opaque values have no rows"};

@@ -103,6 +103,8 @@ class Views {
   const Visible& any() const { return any_; }
   /// Whether each of so many queries has all of these tokens.
   bool have_all(uint32_t queries, uint32_t first, uint32_t count) const;
+  /// Whether one of them has one of these tokens.
+  bool have_some(uint32_t first, uint32_t count) const;
 
  private:
   Visible any_;

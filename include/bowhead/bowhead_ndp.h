@@ -22,7 +22,8 @@
  *
  * What is trusted. What is decoded of a compressed block is verified by checksums of the frame:
  * everything, but in bh_ndp_topk(), for blocks of 256 tokens or more, the first bits of numbers
- * only, or with a budget their heads (docs/ndp-topk.md). An uncompressed block is read as it lies.
+ * only, or with a budget their heads (docs/ndp-topk.md). The first bytes of all compressed blocks
+ * are verified, also of those that no query sees. An uncompressed block is read as it lies.
  * When the operation is through, every lease is checked: an answer is given only if all blocks
  * stayed in place. After any other status than BH_OK the outputs are undefined.
  *
@@ -60,7 +61,8 @@ extern "C" {
 /** @name States of a block after an operation
  * @{ */
 #define BH_NDP_READ 0u     /**< it is in the answer */
-#define BH_NDP_LEFT_OUT 1u /**< a part of it that was wanted cannot be read: it is in no answer */
+#define BH_NDP_LEFT_OUT 1u /**< a part of it that was wanted, or its first bytes, cannot be read: it
+                                is in no answer. Tokens between two views may count as wanted */
 #define BH_NDP_LAPSED 2u   /**< its lease did not last */
 /** @} */
 

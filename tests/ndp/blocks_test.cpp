@@ -396,6 +396,42 @@ TEST(DamagedBlocks, AreLeftOutForAllHeads) {
   }
 }
 
+/// The heads of tiles that no query sees: those of other blocks, also between two views, and other
+/// tiles of a block.
+TEST(DamagedBlocks, AreReadWhereTheDamageIsNotSeen) {
+  for (const RowOrder order : {RowOrder::HEADS_FIRST, RowOrder::TOKENS_FIRST}) {
+    const KvLayout layout = pairs_layout(NumberFormat::BF16, 1, 2, 64, order);
+    Sequence sequence(layout, 1);
+    for (int i = 0; i < 3; ++i) sequence.add(600, true);
+    const auto& blocks = sequence.blocks();
+    const auto values = random_values(size_t{2} * 2 * 64, 1);
+    HeadQueries ask{values, 2, 1, {}};
+    const HeadsOfBlocks heads{blocks, 0, 0, 2};
+    std::vector<float> scores(4 * sequence.tokens());
+    const auto damage_first_tile = [&](size_t block) {
+      const auto keys = PlaneKeys::open(blocks[block].bytes, 0, 0).value();
+      ASSERT_GT(keys.tiles().size(), 1u);
+      sequence.bytes_of(block)[keys.tiles()[0].begin + 12] ^= 1;
+    };
+    const Visible end{blocks[2].first_token + 560};
+    const std::vector<Visible> apart = {{0, blocks[1].first_token}, end};
+    damage_first_tile(1);
+    ask.views = std::span<const Visible>(apart);
+    EXPECT_TRUE(score(heads, ask, scores));
+    damage_first_tile(2);
+    for (const Views& views : {Views(end), Views(std::span<const Visible>(apart))}) {
+      ask.views = views;
+      for (const double budget : {0.0, 8.0}) {
+        const auto found = top_k(heads, ask, 10, budget);
+        ASSERT_TRUE(found) << found.error().message();
+        EXPECT_EQ(found->hits[3].size(), 10u);
+      }
+    }
+    EXPECT_TRUE(score(heads, {values, 2, 1, end}, scores));
+    EXPECT_EQ(top_k(heads, {values, 2, 1, {}}, 10).status(), Status::DAMAGED);
+  }
+}
+
 /// Frames of so many tokens, of which the first numbers are random and the others zero.
 class PartlyRandom {
  public:
