@@ -407,6 +407,7 @@ class PlaneBlocks {
   }
   Result<PlaneKeys> open_keys(size_t block, uint32_t head) const;
   Result<void> open_head(uint32_t head);
+  Result<void> leave_out_undecodable();
   bool can_be_cut(const PlaneKeys& whole) const;
   /// Leaves the block out, if that is wanted.
   Result<void> unreadable(size_t block, const Error& error) {
@@ -477,21 +478,31 @@ Result<void> PlaneBlocks::open_head(uint32_t head) {
   return {};
 }
 
+/// As score() would: a search stops at the first one that it meets.
+Result<void> PlaneBlocks::leave_out_undecodable() {
+  const auto use_nothing = [](uint32_t, const KvSpan&) -> Result<void> { return {}; };
+  for (size_t b = 0; b < blocks_.count(); ++b) {
+    if (!searches(b)) continue;
+    if (auto good = blocks_.for_rows(b, Blocks::Want::KEYS, views_, use_nothing); !good)
+      return good;
+  }
+  return {};
+}
+
+/// However many blocks are damaged, it searches twice; more often only if they change meanwhile.
 Result<PlaneAnswer> PlaneBlocks::search(uint32_t head, uint32_t k, double bytes_per_token) {
-  if (auto good = open_head(head); !good) return good.error();
   for (;;) {
+    if (auto good = open_head(head); !good) return good.error();
     std::vector<const PlaneKeys*> keys;
     for (const PlaneKeys& one : keys_) keys.push_back(&one);
-    uint32_t damaged = 0;
-    auto answer =
-        bytes_per_token > 0
-            ? approximate_top_k(queries_[head], keys, views_, k, bytes_per_token, &damaged)
-            : exact_top_k(queries_[head], keys, views_, k, Reading::ONE_PASS, &damaged);
-    if (answer) blocks_.add_read(answer->bytes_read_together);
+    UnreadableKeys at;
+    auto answer = bytes_per_token > 0
+                      ? approximate_top_k(queries_[head], keys, views_, k, bytes_per_token, &at)
+                      : exact_top_k(queries_[head], keys, views_, k, Reading::ONE_PASS, &at);
+    blocks_.add_read(answer ? answer->bytes_read_together : at.bytes_read);
     if (answer || !is_unreadable(answer.status())) return answer;
-    if (auto good = unreadable(numbers_[damaged], answer.error()); !good) return good.error();
-    keys_.erase(keys_.begin() + damaged);
-    numbers_.erase(numbers_.begin() + damaged);
+    if (auto good = unreadable(numbers_[at.block], answer.error()); !good) return good.error();
+    if (auto good = leave_out_undecodable(); !good) return good.error();
   }
 }
 

@@ -43,8 +43,8 @@ class PlaneKeys {
  public:
   /// Verifies the header of the frame and the heads of the searchable tiles of this outer index
   /// that `views` have a token of, and reads nothing else. Searches read other tiles exactly. The
-  /// first token of the frame is `first_token` of the sequence. DAMAGED; UNSUPPORTED_CODEC; INVALID_ARGUMENT: a frame of bytes or without this outer index,
-  /// positions beyond 32 bits.
+  /// first token of the frame is `first_token` of the sequence. DAMAGED; UNSUPPORTED_CODEC;
+  /// INVALID_ARGUMENT: a frame of bytes or without this outer index, positions beyond 32 bits.
   static Result<PlaneKeys> open(compression::ConstBytes frame, uint32_t outer, uint32_t first_token,
                                 const Views& views = {});
   /// Some channels of these: a head of frames whose tokens have all heads side by side. Shares what
@@ -93,6 +93,12 @@ struct PlaneAnswer {
   uint64_t bytes_read_together = 0;  ///< for all: lines that several read count once
 };
 
+/// The frame that ended a search.
+struct UnreadableKeys {
+  uint32_t block = 0;       ///< its number
+  uint64_t bytes_read = 0;  ///< together, until then
+};
+
 /// How an exact search reads.
 enum class Reading {
   ONE_PASS,  ///< fastest
@@ -106,11 +112,11 @@ enum class Reading {
 /// views are searched apart, and lines that both read count for both. INVALID_ARGUMENT: k as for
 /// TopK; keys of other channels or of another kind than the queries are for; views of other
 /// queries; queries that are summed; two blocks hold the same token. DAMAGED, UNSUPPORTED_CODEC:
-/// the frame of block number *damaged_block cannot be read (damage that is not noticed gives wrong
-/// hits).
+/// the frame of block number unreadable->block cannot be read (damage that is not noticed gives
+/// wrong hits).
 Result<PlaneAnswer> exact_top_k(const Queries& queries, std::span<const PlaneKeys* const> blocks,
                                 const Views& views, uint32_t k, Reading reading = Reading::ONE_PASS,
-                                uint32_t* damaged_block = nullptr);
+                                UnreadableKeys* unreadable = nullptr);
 
 /// Keys that are likely among the k best, by so many bytes of memory for each visible token of a
 /// query: more are read only for the first plane and heads, tiles that have no planes, and a query
@@ -119,6 +125,6 @@ Result<PlaneAnswer> exact_top_k(const Queries& queries, std::span<const PlaneKey
 Result<PlaneAnswer> approximate_top_k(const Queries& queries,
                                       std::span<const PlaneKeys* const> blocks, const Views& views,
                                       uint32_t k, double bytes_per_token,
-                                      uint32_t* damaged_block = nullptr);
+                                      UnreadableKeys* unreadable = nullptr);
 
 }  // namespace bowhead::ndp

@@ -661,17 +661,17 @@ void Scan::finish_rows(const Each& each) {
 
 }  // namespace
 
-Error unreadable_frame(Status status, uint32_t block, uint32_t* damaged_block) {
-  if (damaged_block != nullptr) *damaged_block = block;
+Error unreadable_frame(Status status, const UnreadableKeys& at, UnreadableKeys* to) {
+  if (to != nullptr) *to = at;
   const char* why = status == Status::UNSUPPORTED_CODEC
                         ? "has a codec that this build does not know"
                         : "is damaged";
-  return Error{status,
-               fmt::format("the frame of block {} {}: search the other blocks only", block, why)};
+  return Error{
+      status, fmt::format("the frame of block {} {}: search the other blocks only", at.block, why)};
 }
 
 Result<PlaneAnswer> scan_planes(const Queries& queries, std::span<const PlaneKeys* const> blocks,
-                                const Views& views, uint32_t k, uint32_t* damaged_block) {
+                                const Views& views, uint32_t k, UnreadableKeys* unreadable) {
   Scan scan(queries, views, k);
   scan.open(blocks);
   Status status = Status::OK;
@@ -688,7 +688,8 @@ Result<PlaneAnswer> scan_planes(const Queries& queries, std::span<const PlaneKey
       status = scan.search(
           kind.subspan(first, std::min<size_t>(kProductQueries, kind.size() - first)), answer);
   }
-  if (status != Status::OK) return unreadable_frame(status, scan.damaged_block(), damaged_block);
+  if (status != Status::OK)
+    return unreadable_frame(status, {scan.damaged_block(), scan.bytes_read()}, unreadable);
   answer.bytes_read_together = scan.bytes_read();
   answer.bytes_read.assign(queries.count(), answer.bytes_read_together);
   return answer;

@@ -9,11 +9,11 @@
 
 namespace bowhead::ndp {
 
-/// Of valid input. DAMAGED: names the block.
+/// Of valid input. DAMAGED, UNSUPPORTED_CODEC: as exact_top_k().
 Result<PlaneAnswer> scan_planes(const Queries& queries, std::span<const PlaneKeys* const> blocks,
-                                const Views& views, uint32_t k, uint32_t* damaged_block);
+                                const Views& views, uint32_t k, UnreadableKeys* unreadable);
 
-/// The error of a search that could not read this block.
-Error unreadable_frame(Status status, uint32_t block, uint32_t* damaged_block);
+/// The error of a search that ended there; it is noted in `to`, if that is not null.
+Error unreadable_frame(Status status, const UnreadableKeys& at, UnreadableKeys* to);
 
 }  // namespace bowhead::ndp

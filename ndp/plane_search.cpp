@@ -148,7 +148,7 @@ class Search {
   Status exact();
   Status approximate(double bytes_per_token);
   /// The answer after one of them returned `status`.
-  Result<PlaneAnswer> answer(Status status, uint32_t* damaged_block);
+  Result<PlaneAnswer> answer(Status status, UnreadableKeys* unreadable);
 
  private:
   // ---- of all queries ----
@@ -164,6 +164,9 @@ class Search {
   static bool verifies(const Piece& piece) { return piece.whole && !piece.planes->is_cut(); }
   Status read_first_planes(uint32_t planes);
   Status read_first_planes(Piece& piece, uint32_t planes);
+  void add_reads(const Progress& query) {
+    for (size_t b = 0; b < query.reads.size(); ++b) together_[b].add(query.reads[b]);
+  }
   void note(Progress& query, std::vector<Hit> hits);
 
   // ---- of one ----
@@ -264,10 +267,11 @@ Status Search::exact() {
   return Status::OK;
 }
 
-Result<PlaneAnswer> Search::answer(Status status, uint32_t* damaged_block) {
-  if (status != Status::OK) return unreadable_frame(status, damaged_, damaged_block);
+Result<PlaneAnswer> Search::answer(Status status, UnreadableKeys* unreadable) {
+  for (const Progress& query : batch_) add_reads(query);  // also of one that could not be answered
   for (const LineSet& reads : together_) answer_.bytes_read_together += reads.bytes();
-  return std::move(answer_);
+  if (status == Status::OK) return std::move(answer_);
+  return unreadable_frame(status, {damaged_, answer_.bytes_read_together}, unreadable);
 }
 
 /// Notes the block whose frame it was.
@@ -391,12 +395,8 @@ void Search::add_centres(Piece& piece, uint32_t first, uint32_t count) {
 
 void Search::note(Progress& query, std::vector<Hit> hits) {
   answer_.hits.push_back(std::move(hits));
-  uint64_t bytes = 0;
-  for (size_t b = 0; b < blocks_.size(); ++b) {
-    bytes += query.reads[b].bytes();
-    together_[b].add(query.reads[b]);
-  }
-  answer_.bytes_read.push_back(bytes);
+  answer_.bytes_read.push_back(bytes_of(query));
+  add_reads(query);
 }
 
 // ---- of one ----
@@ -823,7 +823,8 @@ Result<void> check(const Queries& queries, std::span<const PlaneKeys* const> blo
 
 /// Queries that see the same tokens are searched together: search(queries, visible).
 template <class Search>
-Result<PlaneAnswer> by_views(const Queries& queries, const Views& views, const Search& search) {
+Result<PlaneAnswer> by_views(const Queries& queries, const Views& views, UnreadableKeys* unreadable,
+                             const Search& search) {
   PlaneAnswer all;
   all.hits.resize(queries.count());
   all.bytes_read.resize(queries.count());
@@ -836,7 +837,10 @@ Result<PlaneAnswer> by_views(const Queries& queries, const Views& views, const S
     }
     if (alike.size() == queries.count()) return search(queries, views.of(first));
     auto some = search(queries.some(alike), views.of(first));
-    if (!some) return some;
+    if (!some) {
+      if (unreadable != nullptr) unreadable->bytes_read += all.bytes_read_together;
+      return some;
+    }
     for (size_t i = 0; i < alike.size(); ++i) {
       searched[alike[i]] = true;
       all.hits[alike[i]] = std::move(some->hits[i]);
@@ -851,25 +855,26 @@ Result<PlaneAnswer> by_views(const Queries& queries, const Views& views, const S
 
 Result<PlaneAnswer> exact_top_k(const Queries& queries, std::span<const PlaneKeys* const> blocks,
                                 const Views& views, uint32_t k, Reading reading,
-                                uint32_t* damaged_block) {
+                                UnreadableKeys* unreadable) {
   if (auto good = check(queries, blocks, views, k); !good) return good.error();
-  if (reading == Reading::ONE_PASS) return scan_planes(queries, blocks, views, k, damaged_block);
-  return by_views(queries, views, [&](const Queries& some, const Visible& visible) {
+  if (reading == Reading::ONE_PASS) return scan_planes(queries, blocks, views, k, unreadable);
+  return by_views(queries, views, unreadable, [&](const Queries& some, const Visible& visible) {
     Search search(some, blocks, visible, k);
-    return search.answer(search.exact(), damaged_block);
+    return search.answer(search.exact(), unreadable);
   });
 }
 
 Result<PlaneAnswer> approximate_top_k(const Queries& queries,
                                       std::span<const PlaneKeys* const> blocks, const Views& views,
-                                      uint32_t k, double bytes_per_token, uint32_t* damaged_block) {
+                                      uint32_t k, double bytes_per_token,
+                                      UnreadableKeys* unreadable) {
   if (auto good = check(queries, blocks, views, k); !good) return good.error();
   if (!(bytes_per_token > 0))
     return Error{Status::INVALID_ARGUMENT,
                  fmt::format("{} bytes for each token: give a number above 0", bytes_per_token)};
-  return by_views(queries, views, [&](const Queries& some, const Visible& visible) {
+  return by_views(queries, views, unreadable, [&](const Queries& some, const Visible& visible) {
     Search search(some, blocks, visible, k);
-    return search.answer(search.approximate(bytes_per_token), damaged_block);
+    return search.answer(search.approximate(bytes_per_token), unreadable);
   });
 }
 

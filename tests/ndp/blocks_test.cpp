@@ -396,6 +396,40 @@ TEST(DamagedBlocks, AreLeftOutForAllHeads) {
   }
 }
 
+/// A search stops at damage that it meets. The number of searches does not grow with that of the
+/// damaged blocks, and what they read is counted.
+TEST(DamagedBlocks, AreAllLeftOutByFewSearches) {
+  const KvLayout layout = pairs_layout(NumberFormat::BF16, 1, 1, 64);
+  Sequence sequence(layout, 1);
+  for (int i = 0; i < 40; ++i) sequence.add(256, true);
+  const auto& blocks = sequence.blocks();
+  const auto values = random_values(64, 1);
+  std::vector<StoredBlock> good;
+  std::vector<size_t> damaged;
+  uint64_t stored = 0;
+  for (size_t b = 0; b < blocks.size(); ++b) {
+    stored += blocks[b].bytes.size();
+    if (b % 2 == 0) {
+      good.push_back(blocks[b]);
+      continue;
+    }
+    damaged.push_back(b);
+    const auto keys = PlaneKeys::open(blocks[b].bytes, 0, 0).value();
+    const PlaneKeys::Tile& tile = keys.tiles()[0];
+    const size_t first_plane = tile.planes->head().size() + 5, last_plane = tile.bytes - 1;
+    sequence.bytes_of(b)[tile.begin + (b % 4 == 1 ? first_plane : last_plane)] ^= 1;
+  }
+  for (const double budget : {0.0, 8.0}) {
+    const auto wanted = top_k({good, 0, 0, 1}, {values, 1, 1, {}}, 8, budget);
+    const auto found = top_k({blocks, 0, 0, 1, Unreadable::SKIP}, {values, 1, 1, {}}, 8, budget);
+    ASSERT_TRUE(wanted && found);
+    EXPECT_EQ(found->hits, wanted->hits);
+    EXPECT_EQ(found->read.left_out, damaged);
+    EXPECT_GT(found->read.bytes, 2 * wanted->read.bytes);
+    EXPECT_LT(found->read.bytes, 4 * stored);
+  }
+}
+
 /// The heads of tiles that no query sees: those of other blocks, also between two views, and other
 /// tiles of a block.
 TEST(DamagedBlocks, AreReadWhereTheDamageIsNotSeen) {

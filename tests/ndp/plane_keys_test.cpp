@@ -668,12 +668,13 @@ TEST(PlaneSearch, SaysWhichFrameIsDamaged) {
     const PlaneKeys::Tile& tile = opened[b].tiles()[0];
     frames[b][tile.begin + tile.planes->head().size() + 20] ^= 1;  // of its first plane
     for (const bool exactly : {true, false}) {
-      uint32_t damaged = 99;
+      ndp::UnreadableKeys damaged{99};
       const auto answer =
           exactly ? exact_top_k(queries, blocks, {}, 5, ndp::Reading::ONE_PASS, &damaged)
                   : approximate_top_k(queries, blocks, {}, 5, 16, &damaged);
       ASSERT_EQ(answer.status(), Status::DAMAGED);
-      EXPECT_EQ(damaged, b);
+      EXPECT_EQ(damaged.block, b);
+      EXPECT_GT(damaged.bytes_read, 0u);
       EXPECT_NE(answer.error().message().find("block " + std::to_string(b)), std::string::npos);
     }
     frames[b] = right;
