@@ -466,7 +466,7 @@ std::optional<Error> Pool::media_failure() const {
   return failure;
 }
 
-uint64_t Pool::prefaulted_bytes() const { return impl_->prefaulted_bytes(); }
+Pool::Prefaulted Pool::prefaulted() const { return impl_->prefaulted(); }
 
 ConstSpan Pool::mapping() const { return {impl_->media().base(), impl_->media().size_bytes()}; }
 

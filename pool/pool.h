@@ -387,9 +387,12 @@ class Pool {
   /// MEDIA_ERROR with the range that failed and the likely cause; empty while the medium is well.
   std::optional<Error> media_failure() const;
 
-  /// How much of the mapping was touched in the background (OpenOptions::prefault); all of it if
-  /// that is over, or not done.
-  uint64_t prefaulted_bytes() const;
+  /// How much of the media was touched in the background (OpenOptions::prefault), of how much; all
+  /// of it if that is over, or not done.
+  struct Prefaulted {
+    uint64_t bytes, of_bytes;
+  };
+  Prefaulted prefaulted() const;
   /// Base and length of the mapping, in which stores to memory that this host does not own fault.
   ConstSpan mapping() const;
   /// The pool mapped once more, all of it writable, for registration with devices

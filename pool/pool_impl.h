@@ -148,8 +148,9 @@ class Pool::Impl {
     }
     return true;
   }
-  uint64_t prefaulted_bytes() const {
-    return std::min(prefaulted_bytes_.load(std::memory_order_relaxed), bytes_of(media_->ranges()));
+  Prefaulted prefaulted() const {
+    const uint64_t all = bytes_of(media_->ranges());
+    return {std::min(prefaulted_bytes_.load(std::memory_order_relaxed), all), all};
   }
 
   Result<std::vector<std::string>> repair(const RepairOptions& options, Growth::Missing missing) {

@@ -87,6 +87,17 @@ TEST_F(HostCommands, AResidentHostSaysAtOnceThatItIsUp) {
   EXPECT_EQ(outcome.code, 0) << outcome.err;
 }
 
+/// Its room to grow has no memory to touch. Errors are no terminal here, so that nothing shows
+/// progress.
+TEST_F(HostCommands, AResidentHostStaysInAPoolThatCanGrow) {
+  create(shm_locator(), "32M", {"--max-size", "1G"});
+  Running resident({"host", shm_locator()});
+  ASSERT_TRUE(eventually(45, [&] { return host_info(0)["processes_live"] == 1; }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));  // some steps of it
+  resident.signal(SIGTERM);
+  EXPECT_EQ(resident.wait(30), 0);
+}
+
 TEST_F(HostCommands, AResidentHostLeavesIfItIsToldTo) {
   create(shm_locator(), "32M", {"--hosts", "2"});
   Running resident({"host", shm_locator(), "--host", "1", "--leave"});

@@ -22,14 +22,18 @@ struct HostArguments {
 int run_host(const HostArguments& arguments) {
   Interruption interruption;
   ProgressLine progress;
+  const Progress report = progress.callback();
   auto pool = open_pool(arguments.locator, {}, /*look=*/false, /*prefault=*/true);
   if (!pool) return fail(pool.error(), arguments.locator);
   print(fmt::format("{}: the host is up\n", arguments.locator));
   if (const int code = finish_output(kOk); code != kOk) return code;
   for (int step = 0; !interruption.came(); ++step) {
     std::this_thread::sleep_for(kStep);
-    const uint64_t touched = pool->prefaulted_bytes(), all = pool->mapping().size;
-    touched < all ? progress.callback()(touched, all, "touching pages") : progress.clear();
+    const Pool::Prefaulted touched = pool->prefaulted();
+    if (touched.bytes == touched.of_bytes)
+      progress.clear();
+    else if (report)
+      report(touched.bytes, touched.of_bytes, "touching pages");
     if (step % kStepsToLook != 0) continue;
     // Ends when this life of the host is over, or the pool: a restart joins anew.
     if (const auto pressure = pool->pressure(); !pressure)
