@@ -64,9 +64,11 @@ Result<uint64_t> Queue::submit(Job job) {
                              jobs_max_, done_.size())};
   const uint64_t number = ++last_number_;
   Jobs& jobs = waiting_[job.priority];
-  if (spare_.empty()) spare_.emplace_back();
-  jobs.splice(jobs.end(), spare_, spare_.begin());
-  jobs.back() = {std::move(job), number};
+  if (spare_.empty()) spare_.try_emplace(number);
+  auto node = spare_.extract(spare_.begin());
+  node.key() = number;
+  node.mapped() = {std::move(job), number};
+  jobs.insert(jobs.end(), std::move(node));
   ++waiting_count_;
   if (idle_ > 0) work_.notify_one();
   return number;
@@ -76,9 +78,11 @@ size_t Queue::poll(std::span<JobReport> out) {
   const std::lock_guard lock(mutex_);
   const size_t count = std::min(out.size(), done_.size());
   for (size_t i = 0; i < count; ++i) {
-    const Numbered& one = done_.front();
+    auto node = done_.extract(done_.begin());
+    const Numbered& one = node.mapped();
     out[i] = {one.number, one.job.context, one.job.operation, one.result};
-    spare_.splice(spare_.begin(), done_, done_.begin());
+    node.key() = one.number;
+    spare_.insert(std::move(node));
   }
   // Jobs that were announced come first.
   const size_t announced = done_.size() + count - quiet_;
@@ -95,11 +99,11 @@ Status Queue::cancel(uint64_t number) {
   std::function<JobResult()> cancelled;  // destroyed without the lock
   const std::lock_guard lock(mutex_);
   for (auto& [priority, jobs] : waiting_) {
-    const auto found = std::ranges::find(jobs, number, &Numbered::number);
-    if (found == jobs.end()) continue;
+    auto found = jobs.extract(number);
+    if (found.empty()) continue;
     --waiting_count_;
-    found->job.run.swap(cancelled);
-    end(jobs, found, {Status::CANCELLED});
+    found.mapped().job.run.swap(cancelled);
+    end(std::move(found), {Status::CANCELLED});
     // No worker is about to take the next job: they may all be busy for long.
     if (quiet_ > 0) announce();
     return Status::OK;
@@ -121,7 +125,7 @@ Status Queue::drain(std::chrono::milliseconds timeout) {
 bool Queue::unfinished_up_to(uint64_t number) const {
   const auto is = [&](uint64_t one) { return one <= number; };
   return std::ranges::any_of(running_, is) || std::ranges::any_of(waiting_, [&](const auto& jobs) {
-           return std::ranges::any_of(jobs.second, is, &Numbered::number);
+           return !jobs.second.empty() && is(jobs.second.begin()->first);
          });
 }
 
@@ -133,7 +137,6 @@ auto Queue::next() -> Jobs* {
 
 /// The body of a worker.
 void Queue::work() {
-  Jobs mine;
   std::unique_lock lock(mutex_);
   for (;;) {
     ++idle_;
@@ -141,9 +144,9 @@ void Queue::work() {
     --idle_;
     if (closing_) return;
     Jobs& jobs = *next();
-    mine.splice(mine.begin(), jobs, jobs.begin());
+    auto mine = jobs.extract(jobs.begin());
     --waiting_count_;
-    Numbered& one = mine.front();
+    Numbered& one = mine.mapped();
     // A job that came since was started before the quick one that end() saw.
     if (!one.job.quick && quiet_ > 0) announce();
     running_.push_back(one.number);
@@ -152,17 +155,18 @@ void Queue::work() {
     one.job.run = nullptr;  // what it holds is destroyed without the lock
     lock.lock();
     std::erase(running_, one.number);
-    end(mine, mine.begin(), result);
+    end(std::move(mine), result);
   }
 }
 
 /// With the mutex held.
-void Queue::end(Jobs& from, Jobs::iterator one, JobResult result) {
-  one->result = result;
-  done_.splice(done_.end(), from, one);
+void Queue::end(Jobs::node_type one, JobResult result) {
+  one.mapped().result = result;
+  one.key() = ++ends_;
+  done_.insert(done_.end(), std::move(one));
   ++quiet_;
   const Jobs* jobs = next();
-  const bool another_soon = jobs != nullptr && jobs->front().job.quick;
+  const bool another_soon = jobs != nullptr && jobs->begin()->second.job.quick;
   if (!another_soon || quiet_ >= kQuickMax) announce();
   if (drainers_ > 0) ended_.notify_all();
 }

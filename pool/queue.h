@@ -19,7 +19,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -85,12 +84,12 @@ class Queue {
     uint64_t number = 0;
     JobResult result = {};  ///< once it has ended
   };
-  using Jobs = std::list<Numbered>;
+  using Jobs = std::map<uint64_t, Numbered>;  ///< by number, or in the order of their ends
 
   explicit Queue(uint32_t jobs_max) : jobs_max_(jobs_max) {}
   void work();
   Jobs* next();
-  void end(Jobs& from, Jobs::iterator one, JobResult result);
+  void end(Jobs::node_type one, JobResult result);
   void announce();
   bool unfinished_up_to(uint64_t number) const;
 
@@ -106,7 +105,7 @@ class Queue {
   std::vector<uint64_t> running_;  ///< numbers; as many as there are threads fit (Q3)
   Jobs done_;                      ///< ended jobs that are not reported
   size_t quiet_ = 0;               ///< ended jobs that were not announced
-  uint64_t last_number_ = 0;
+  uint64_t last_number_ = 0, ends_ = 0;
   size_t idle_ = 0;      ///< workers that wait for a job
   size_t drainers_ = 0;  ///< callers in drain()
   bool closing_ = false;
