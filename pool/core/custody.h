@@ -622,27 +622,26 @@ std::vector<bool> Custody<A>::unswept_extents() const {
   return unswept;
 }
 
-/// As this host has cut it, with the slab that begins there. False if a process carves or empties
-/// it: try again.
+/// As this host has cut it. False if a process carves or empties it: try again.
 template <class A>
 bool Custody<A>::describe_anew(uint64_t extent) {
+  const Slab none{extent, 0, 0, 0};
   if (!extents_.carved(extent)) {
+    // No process carves an extent that is closed, or where a set of media takes no blocks.
+    const bool carvable = !extents_.closed(extent) && c_.layout.takes_blocks(extent);
     const bool claimed = extents_.claim(extent);
-    // Where a set of media takes no blocks, no process carves an extent.
-    if (!claimed && c_.layout.takes_blocks(extent)) return false;
-    extents_.write_descriptor(extent, Slab{extent, 0, 0, 0});
+    if (!claimed && carvable) return false;
+    extents_.write_descriptor(extent, none);
     if (claimed) extents_.unclaim(extent);
     return true;
   }
   const auto of = extents_.slab_of(extent);
-  if (of && of->head != extent) return true;  // with the first one
-  const auto slab = of ? extents_.begin_coalescing(extent) : std::nullopt;
+  const auto slab = of ? extents_.begin_coalescing(of->head) : std::nullopt;
   if (!slab) return false;
-  for (uint64_t e = extent; e < extent + slab->extent_span; ++e) {
-    if (extents_.writable(e)) extents_.write_descriptor(e, e == extent ? *slab : Slab{e, 0, 0, 0});
-  }
+  const bool is_in = extent - slab->head < slab->extent_span;  // it may have changed in between
+  if (is_in) extents_.write_descriptor(extent, extent == slab->head ? *slab : none);
   extents_.undo_coalescing(*slab);
-  return true;
+  return is_in;
 }
 
 /// Brings the free blocks of a writable extent into use, once all extents of its slab are writable.

@@ -126,5 +126,35 @@ TEST(Custody, AnEntryThatAnUnfinishedAdoptionLeftIsErased) {
   EXPECT_EQ(info.blocks, 1) << "the one of the other namespace";
 }
 
+/// The process that opens the extents dies when it has put a free one into copy-only custody and
+/// not yet opened it, and then the host before is fenced.
+TEST(Custody, FreeExtentsThatADeathLeftClosedComeIntoUse) {
+  SharingTimes times = kNoTimeLimits;
+  times.reclaim_ms = 20;
+  const SharedPool shared(2, {.evict_high_permille = 0}, times);
+  std::optional<Process> zombie(std::in_place, shared, 0);
+  zombie.reset();
+  std::optional<Process> first(std::in_place, shared, 1);
+  Process second(shared, 1);
+  const auto all_in = [&](Process& process, uint32_t custody) {
+    for (uint64_t e = 0; e < shared.extents() / 2; ++e) {
+      if (!process.core.extents().holds(e) || process.core.extents().own_word(e).custody != custody)
+        return false;
+    }
+    return true;
+  };
+  first->succeed(0);
+  first->work_until([&] { return all_in(*first, BH_CUSTODY_COPY_ONLY) && first->all_open(); });
+  for (uint64_t e = 0; e < shared.extents() / 2; ++e) {
+    ASSERT_FALSE(first->core.extents().carved(e)) << e;
+    first->core.extents().close(e);
+  }
+  first.reset();
+  ASSERT_TRUE(second.core.membership.vouch_fenced(0));
+  second.work_until([&] { return all_in(second, BH_CUSTODY_FULL) && second.all_open(); });
+  const CheckReport report = second.core.inspection.check(/*payload=*/true, {});
+  for (const CheckFinding& finding : report.findings) ADD_FAILURE() << finding.what;
+}
+
 }  // namespace
 }  // namespace bowhead::test
