@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <utility>
 
@@ -63,12 +64,22 @@ class Periodic {
       if (stop_) return;
       calling_ = true;
       lock.unlock();
-      const bool again = call_();
+      const bool again = call();
       lock.lock();
       calling_ = false;
       wake_.notify_all();
       if (!again) return;
       wake_.wait_for(lock, period_, [this] { return stop_ || !going_; });
+    }
+  }
+
+  /// A call that gets no memory ends early, as it might by the death of the process: the next one
+  /// goes on.
+  bool call() {
+    try {
+      return call_();
+    } catch (const std::bad_alloc&) {
+      return true;
     }
   }
 

@@ -23,6 +23,7 @@
 #include <atomic>
 #include <compare>
 #include <mutex>
+#include <new>
 #include <set>
 #include <vector>
 
@@ -152,10 +153,16 @@ bool Attributes<A>::stands(const Expiry& expiry) const {
 
 /// For each time that is noted, looks at two others: so at most half of all are stale. The one just
 /// noted may be among them, and even that one may not stand, if the memory lost what was stored.
+/// Puts and moves come here in the middle, where they must not fail: without memory, the time to
+/// live is stored with the block, but no put of this process evicts it then.
 template <class A>
 void Attributes<A>::note_expiry(const Expiry& expiry) {
   const std::lock_guard lock(expiries_mutex_);
-  if (!expiries_.insert(expiry).second) return;
+  try {
+    if (!expiries_.insert(expiry).second) return;
+  } catch (const std::bad_alloc&) {
+    return;
+  }
   for (int n = 0; n < 2 && !expiries_.empty(); ++n) {
     auto one = expiries_.upper_bound(purged_);
     if (one == expiries_.end()) one = expiries_.begin();

@@ -146,9 +146,15 @@ void Joining<A>::detach() {
     c_.access.unlock_process(c_.host, c_.process);
     return;
   }
-  leases_.scavenge(c_.process);
-  recovery_.scavenge_blocks(c_.process);
-  retirement_.reap(/*wait=*/true);
+  try {
+    leases_.scavenge(c_.process);
+    recovery_.scavenge_blocks(c_.process);
+    retirement_.reap(/*wait=*/true);
+  } catch (const std::bad_alloc&) {
+    // As after a death: another process of the host, or the next one, does it.
+    c_.access.unlock_process(c_.host, c_.process);
+    return;
+  }
   const bool locked = c_.access.lock_host(c_.host, kHostLockWaitMs) == LockResult::TAKEN;
   forget_own_process();
   c_.access.unlock_process(c_.host, c_.process);

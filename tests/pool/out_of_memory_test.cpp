@@ -4,14 +4,20 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <array>
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <new>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "pool/periodic.h"
 #include "pool/pool.h"
 #include "pool/queue.h"
 #include "tests/pool/allocations.h"
@@ -116,6 +122,10 @@ TEST_P(OutOfMemory, LosesNothingInAnyOperation) {
   const Span to{reinterpret_cast<std::byte*>(room.data()), room.size()};
   try_all("put", false, [&] { (void)put(names_[0]); });
   try_all("put with user metadata", false, [&] { (void)put(names_[0], "metadata"); });
+  try_all("put with a time to live", false, [&] {
+    const BlockAttributes attributes{.expires_unix_s = UINT32_MAX};
+    (void)pool_->put(ns_, names_[0], {&value, 1}, {}, attributes);
+  });
   try_all("put a batch", false, [&] {
     std::vector<PutItem> items;
     for (const std::string_view key : keys_)
@@ -165,6 +175,55 @@ TEST_P(OutOfMemory, LosesNothingInAnyOperation) {
 INSTANTIATE_TEST_SUITE_P(Values, OutOfMemory, ::testing::Bool(), [](const auto& test) {
   return test.param ? "CompressedWithAReader" : "Plain";
 });
+
+/// The end of a handle cannot fail: what it leaves undone, the next one does.
+TEST(CloseOutOfMemory, TheNextHandleFindsAllSpace) {
+  const std::string locator = unique_locator();
+  CreateOptions options;
+  options.size_bytes = 16 << 20;
+  options.hosts = 2;
+  options.evict_high_permille = 0;
+  ASSERT_TRUE(Pool::create(locator, options));
+  const std::string bytes(kBytes, 'v');
+  const ConstSpan value{reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()};
+  for (uint64_t left = 0; left < 20; ++left) {
+    auto pool = Pool::open(locator, {.host = 0});
+    ASSERT_TRUE(pool) << pool.error().message();
+    const auto ns = pool->open_namespace({"memory", ""});
+    ASSERT_TRUE(ns) << ns.error().message();
+    ASSERT_EQ(pool->put(*ns, "leased", {&value, 1}), Status::OK);
+    ASSERT_TRUE(pool->acquire(*ns, "leased", 600'000));
+    ASSERT_EQ(pool->remove(*ns, "leased"), Status::OK);
+    std::optional<Pool> closing(std::move(*pool));
+    allocations_left = left;
+    closing.reset();
+    allocations_left = UINT64_MAX;
+  }
+  auto pool = Pool::open(locator, {.host = 0});
+  ASSERT_TRUE(pool) << pool.error().message();
+  EXPECT_EQ(pool->info()->blocks, 0u);
+  EXPECT_EQ(pool->info()->hosts[0].leases_active, 0u);
+  const auto report = pool->check(true);
+  ASSERT_TRUE(report);
+  EXPECT_TRUE(report->findings.empty()) << report->findings.front().what;
+  pool = Status::CLOSED;
+  (void)Pool::destroy(locator, true);
+}
+
+TEST(PeriodicOutOfMemory, TheNextCallComes) {
+  std::atomic<int> calls{0};
+  const auto periodic = Periodic::make(std::chrono::milliseconds(1), [&] {
+    ++calls;
+    allocations_left = 0;  // of the thread
+    std::make_unique<std::array<char, 1000>>()->fill('x');
+    return true;
+  });
+  ASSERT_TRUE(periodic);
+  (*periodic)->resume();
+  for (int i = 0; calls < 3 && i < 60'000; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_GE(calls, 3);
+}
 
 /// A worker without memory still reports its jobs.
 TEST(QueueOutOfMemory, JobsAreReported) {
