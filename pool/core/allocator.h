@@ -46,7 +46,7 @@ class Allocator {
 
   /// The same from existing slabs, in the smallest block that is larger than `block_bytes` and no
   /// larger than `most_bytes`: for pools of so many sizes that most have no extent of their own.
-  std::optional<Block> reserve_larger(uint64_t block_bytes, uint64_t most_bytes);
+  std::optional<Block> reserve_larger(uint64_t block_bytes, uint64_t most_bytes, Terms terms);
 
   /// RESERVED (ours) -> FREE. The header must not show a committed stamp (I2). A plain store:
   /// no other process may change a word that names a live process (A3).
@@ -271,11 +271,12 @@ bool Allocator<A>::refill_from_slabs(Magazine& magazine, Terms terms, Candidates
 }
 
 template <class A>
-std::optional<Block> Allocator<A>::reserve_larger(uint64_t block_bytes, uint64_t most_bytes) {
+std::optional<Block> Allocator<A>::reserve_larger(uint64_t block_bytes, uint64_t most_bytes,
+                                                  Terms terms) {
   std::vector<std::pair<uint64_t, uint64_t>> slabs;  // size, head
   extents_.for_each_slab([&](const Slab& slab) {
     if (slab.block_bytes > block_bytes && slab.block_bytes <= most_bytes &&
-        extents_.free_blocks_hint(slab.head) > 0)
+        extents_.free_blocks_hint(slab.head) > 0 && extents_.suits(slab.head, terms))
       slabs.emplace_back(slab.block_bytes, slab.head);
   });
   std::sort(slabs.begin(), slabs.end());
@@ -283,7 +284,9 @@ std::optional<Block> Allocator<A>::reserve_larger(uint64_t block_bytes, uint64_t
     Magazine& magazine = magazine_of(size);
     if (!collect(magazine, head)) continue;
     while (magazine.count > 0) {
-      if (auto block = try_reserve(magazine.hints[--magazine.count], size)) return block;
+      const Hint hint = magazine.hints[--magazine.count];
+      if (!extents_.suits(c_.layout.extent_of_slot(hint.slot), terms)) continue;
+      if (auto block = try_reserve(hint, size)) return block;
     }
   }
   return std::nullopt;

@@ -105,6 +105,17 @@ class Extents {
     return (terms.in_custody || !copy_only(extent)) && c_.layout.takes_blocks(extent);
   }
 
+  /// Extents of these sets, by their places in the list of sets, are carved only if no others can
+  /// be. A hint: where the list has just changed, other sets may be meant.
+  void carve_last(uint64_t sets) { last_sets_.store(sets, std::memory_order_relaxed); }
+  bool is_in(uint64_t extent, uint64_t sets) const {
+    const std::vector<Set>& list = c_.layout.sets().list;
+    for (size_t i = 0; i < list.size(); ++i) {
+      if (extent - list[i].first_extent < list[i].extent_count) return (sets >> i & 1) != 0;
+    }
+    return false;
+  }
+
   /// map_writable() comes before a store into an extent of this host, map_read_only() after it gave
   /// extents away: no other host's extent stays writable (rule R1). An extent comes back in a later
   /// epoch, so a late map_read_only() and a map_writable() of it meet at the lock.
@@ -328,7 +339,7 @@ class Extents {
     c_.access.set_writable(c_.layout.descriptor(extent), g.table_bytes, writable);
     c_.access.set_writable(c_.layout.extent_offset(extent), g.extent_bytes, writable);
   }
-  std::optional<uint64_t> claim_run(uint64_t span, Terms terms);
+  std::optional<uint64_t> claim_run(uint64_t span, Terms terms, uint64_t but_sets);
   bool claim_at(uint64_t first, uint64_t span);
   bool claim_words(const Slab& slab);
   void write_slab(const Slab& slab);
@@ -351,6 +362,7 @@ class Extents {
   std::vector<std::atomic<uint64_t>> writable_since_;
   std::atomic<uint64_t> recount_next_{0};  ///< extent at which recount_some() goes on
   FreeFrom free_from_;
+  std::atomic<uint64_t> last_sets_{0};  ///< a hint, read and written without order
 };
 
 template <class A>
@@ -396,7 +408,9 @@ std::array<uint64_t, 2> Extents<A>::spans_for(uint64_t block_bytes) const {
 template <class A>
 std::optional<uint64_t> Extents<A>::carve(uint64_t block_bytes, Terms terms) {
   for (const uint64_t span : spans_for(block_bytes)) {
-    const auto head = claim_run(span, terms);
+    const uint64_t last = last_sets_.load(std::memory_order_relaxed);
+    auto head = claim_run(span, terms, last);
+    if (!head && last != 0) head = claim_run(span, terms, 0);
     if (!head) continue;
     const Slab slab{*head, block_bytes, span * c_.layout.geometry().extent_bytes / block_bytes,
                     span};
@@ -417,7 +431,7 @@ std::optional<uint64_t> Extents<A>::carve(uint64_t block_bytes, Terms terms) {
 /// Single extents from the low end, runs from the high end, so that runs find room. No run has an
 /// extent that a late host may write to: its blocks are judged by the extent of their first slot.
 template <class A>
-std::optional<uint64_t> Extents<A>::claim_run(uint64_t span, Terms terms) {
+std::optional<uint64_t> Extents<A>::claim_run(uint64_t span, Terms terms, uint64_t but_sets) {
   const uint64_t extents = c_.layout.extent_end();
   if (span > extents) return std::nullopt;
   uint64_t run = 0;
@@ -425,7 +439,7 @@ std::optional<uint64_t> Extents<A>::claim_run(uint64_t span, Terms terms) {
   for (uint64_t i = 0; i < extents; ++i) {
     const uint64_t e = span == 1 ? (from + i) % extents : extents - 1 - i;
     const bool fits = span == 1 ? suits(e, terms) : !copy_only(e);
-    run = is_free(e) && fits ? run + 1 : 0;
+    run = is_free(e) && fits && (but_sets == 0 || !is_in(e, but_sets)) ? run + 1 : 0;
     if (run < span) continue;
     if (claim_at(e, span)) return e;
     run = 0;

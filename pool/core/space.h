@@ -44,7 +44,7 @@ class Space {
   Space& operator=(const Space&) = delete;
 
   using FreeBlocks = std::map<uint64_t, uint64_t>;  ///< free blocks by block_bytes
-  std::optional<Block> reserve_block(uint64_t block_bytes);
+  std::optional<Block> reserve_block(uint64_t block_bytes, Terms terms = {});
   /// Looks at the watermarks each time 1/1024 of the pool was put; in a pool of one host, far below
   /// them, after a small part of what is left. While evicting, evicts four times the bytes
   /// that were put, a few blocks at a time, so that no put pays for many.
@@ -59,7 +59,7 @@ class Space {
   void for_each_cold(uint64_t unused_ns, Visit visit);
   /// Frees a run of extents for blocks of a size by moving the blocks in it to holes of other
   /// slabs, or evicting those that find none. Tries the runs with the fewest bytes in use first.
-  bool make_room(uint64_t block_bytes, Clear by);
+  bool make_room(uint64_t block_bytes, Clear by, Terms terms = {});
   /// Frees up to `count` extents by moving blocks of the emptiest slabs, of whatever span, to holes
   /// of others. Evicts nothing. Waits once, for all moved blocks together.
   void compact(uint64_t count, uint64_t until_ns);
@@ -67,9 +67,11 @@ class Space {
   /// any more, of the extents that it may write to.
   bool drain(const Set& set, uint64_t until_ns);
   FreeBlocks free_blocks() const;
-  /// Of the extents of this host, and of the index entries that it can use.
+  /// Of the extents of this host, and of the index entries that it can use: of the set of media
+  /// whose segment is fullest.
   struct Used {
-    uint64_t space_permille, index_permille;
+    uint64_t space_permille = 0, index_permille = 0;
+    uint64_t crowded = 0;  ///< a bit for each set with few entries left, in the order of the list
   };
   Used used() const;
   Clear clear_by() const {
@@ -92,7 +94,7 @@ class Space {
   }
   bool leases_are_few() const { return retirement_.hazard_limit() <= kFewLeases; }
   bool evict_block(uint64_t slot);
-  void evict_expired();
+  uint64_t evict_expired();
   /// Without words for its blocks an extent is of no use here, and others may need it.
   void want_extent(uint64_t block_bytes) {
     if (!c_.alone() && extents_.has_words_for(block_bytes)) grants_.want_extents(1);
@@ -108,6 +110,8 @@ class Space {
   }
   std::optional<uint64_t> window_cost(uint64_t first, uint64_t span, const FreeBlocks& free,
                                       Clear by) const;
+  bool window_suits(uint64_t first, uint64_t span, Terms terms) const;
+  bool has_named(const std::vector<uint64_t>& named, uint64_t first, uint64_t span) const;
   bool window_leaves_words(uint64_t first, uint64_t span, uint64_t block_bytes) const;
   bool empty_window(uint64_t first, uint64_t span, Clear by);
   bool empty_slab(const Slab& slab, const std::vector<uint64_t>& named, Clear by);
@@ -143,6 +147,7 @@ class Space {
   static constexpr uint64_t kBatch = 64;   ///< blocks evicted at a time
   static constexpr uint64_t kPassing = 4;  ///< by a put that has its space, in a pool of one host
   static constexpr uint64_t kFewLeases = 1024;  ///< that are looked at in passing
+  static constexpr uint64_t kCrowdedPermille = 900;
 
   typename A::Mutex victims_mutex_;
   std::vector<Victim> victims_;  ///< oldest last
@@ -162,10 +167,10 @@ class Space {
 };
 
 template <class A>
-std::optional<Block> Space<A>::reserve_block(uint64_t block_bytes) {
+std::optional<Block> Space<A>::reserve_block(uint64_t block_bytes, Terms terms) {
   if (c_.ended()) return std::nullopt;
-  if (auto block = allocator_.reserve(block_bytes)) return block;
-  if (auto block = allocator_.reserve_larger(block_bytes, block_bytes * 9 / 8)) return block;
+  if (auto block = allocator_.reserve(block_bytes, terms)) return block;
+  if (auto block = allocator_.reserve_larger(block_bytes, block_bytes * 9 / 8, terms)) return block;
   want_extent(block_bytes);
   // Where evicted blocks are free only once they have settled, many wait for that together.
   const uint64_t pool_step = c_.layout.payload_bytes() / 512;
@@ -173,18 +178,19 @@ std::optional<Block> Space<A>::reserve_block(uint64_t block_bytes) {
       4 * block_bytes, c_.incoherent() ? pool_step : std::min(pool_step, kBatch * block_bytes));
   for (int round = 0; round < 64; ++round) {
     bool made = retirement_.reclaim_some() > 0;
+    if (!made) made = evict_expired() > 0;
     if (!made && round == 0) made = recovery_.scavenge_dead() > 0;
     // A pool of one host has no duties: a process that removed a namespace may have died.
     if (!made && round == 0 && c_.alone()) made = namespaces_.sweep() > 0;
     // Evicted blocks may leave no hole of this size; then whole extents are emptied instead.
     if (!made && settings_.evict_high_permille != 0 && round < 4) made = evict(step).blocks > 0;
-    if (!made) made = make_room(block_bytes, clear_by());
+    if (!made) made = make_room(block_bytes, clear_by(), terms);
     if (!made && settings_.evict_high_permille != 0)
-      made = make_room(block_bytes, Clear::BY_EVICTION_OF_PINNED);
-    if (auto block = allocator_.reserve(block_bytes)) return block;
+      made = make_room(block_bytes, Clear::BY_EVICTION_OF_PINNED, terms);
+    if (auto block = allocator_.reserve(block_bytes, terms)) return block;
     if (!made) break;
   }
-  if (auto block = allocator_.reserve_larger(block_bytes, block_bytes * 2)) return block;
+  if (auto block = allocator_.reserve_larger(block_bytes, block_bytes * 2, terms)) return block;
   c_.count(BH_COUNTER_NO_SPACE);
   return std::nullopt;
 }
@@ -192,13 +198,16 @@ std::optional<Block> Space<A>::reserve_block(uint64_t block_bytes) {
 template <class A>
 void Space<A>::evict_by_watermark(uint64_t bytes_put) {
   evict_expired();
-  if (settings_.evict_high_permille == 0) return;
+  const bool evicts = settings_.evict_high_permille != 0;
+  if (!evicts && c_.layout.sets().list.size() == 1) return;
   const auto& g = c_.layout.geometry();
   if (evicting_) evict_in_passing(bytes_put);
   const uint64_t put = unwatched_bytes_.fetch_add(bytes_put) + bytes_put;
   if (put < watch_after_ * (c_.layout.payload_bytes() / 1024)) return;
   unwatched_bytes_ = 0;
   const Used now = used();
+  extents_.carve_last(now.crowded);
+  if (!evicts) return;
   const uint64_t most = std::max(now.space_permille, now.index_permille);
   // Other processes put, too: each may put as much until it looks.
   const uint64_t left =
@@ -280,7 +289,7 @@ void Space<A>::for_each_cold(uint64_t unused_ns, Visit visit) {
 }
 
 template <class A>
-bool Space<A>::make_room(uint64_t block_bytes, Clear by) {
+bool Space<A>::make_room(uint64_t block_bytes, Clear by, Terms terms) {
   const FreeBlocks free = free_blocks();
   const uint64_t extents = c_.layout.extent_end();
   const auto spans = extents_.spans_for(block_bytes);
@@ -288,8 +297,10 @@ bool Space<A>::make_room(uint64_t block_bytes, Clear by) {
     const uint64_t span = spans[i];
     if (span > extents || (i > 0 && span == spans[0])) continue;
     std::vector<std::pair<uint64_t, uint64_t>> windows;  // cost, first extent
+    const std::vector<uint64_t> named = retirement_.named_blocks();
     const bool words = extents_.has_words_for(block_bytes);
     for (uint64_t first = 0; first + span <= extents; ++first) {
+      if (!window_suits(first, span, terms) || has_named(named, first, span)) continue;
       if (!words && !window_leaves_words(first, span, block_bytes)) continue;
       if (const auto cost = window_cost(first, span, free, by)) windows.emplace_back(*cost, first);
     }
@@ -403,21 +414,35 @@ auto Space<A>::evict(uint64_t bytes) -> Evicted {
 
 template <class A>
 auto Space<A>::used() const -> Used {
-  uint64_t used = 0, blocks = 0;
+  const std::vector<Set>& sets = c_.layout.sets().list;
+  std::vector<uint64_t> blocks(sets.size());
+  uint64_t used = 0;
   extents_.for_each_slab([&](const Slab& slab) {
-    blocks += used_blocks(slab);
     used += used_blocks(slab) * slab.block_bytes;
+    for (size_t i = 0; i < sets.size(); ++i) {
+      if (slab.head - sets[i].first_extent < sets[i].extent_count) blocks[i] += used_blocks(slab);
+    }
   });
-  const auto& g = c_.layout.geometry();
-  // About as many as twice the host's share of blocks need, for which the index is planned. With
-  // more in use, the probe sets of some keys are full.
-  const uint64_t entries = c_.layout.bucket_count() * BH_INDEX_ENTRIES * 3 / 5;
-  uint64_t extents = c_.layout.extent_count();
-  if (!c_.alone()) {
-    extents = 0;
-    for (uint64_t e = 0; e < c_.layout.extent_end(); ++e) extents += extents_.holds(e);
+  uint64_t extents = 0;
+  for (const Set& set : sets) {
+    if (!set.open || set.drains) continue;  // its blocks need space elsewhere
+    if (c_.alone()) extents += set.extent_count;
+    for (uint64_t e = set.first_extent; !c_.alone() && e < set.extent_end(); ++e)
+      extents += extents_.holds(e);
   }
-  return {extents == 0 ? 1000 : used / (extents * g.extent_bytes / 1000), blocks * 1000 / entries};
+  Used now{};
+  now.space_permille =
+      extents == 0 ? 1000 : used / (extents * c_.layout.geometry().extent_bytes / 1000);
+  for (size_t i = 0; i < sets.size(); ++i) {
+    // The entry of a block lies with it, in the host's segment of the set. About as many as twice
+    // the host's share of blocks need, for which it is planned: with more in use, the probe sets of
+    // some keys are full.
+    const uint64_t entries = sets[i].bucket_count * BH_INDEX_ENTRIES * 3 / 5;
+    const uint64_t permille = blocks[i] * 1000 / std::max<uint64_t>(entries, 1);
+    now.index_permille = std::max(now.index_permille, permille);
+    if (permille >= kCrowdedPermille) now.crowded |= uint64_t{1} << i;
+  }
+  return now;
 }
 
 template <class A>
@@ -438,12 +463,12 @@ bool Space<A>::evict_block(uint64_t slot) {
   return named && retirement_.retire_entry(*named, BH_COUNTER_EVICTIONS);
 }
 
-/// Evicts some blocks whose time to live is over. Those that cannot be evicted now have their turn
-/// again a second later.
+/// Evicts some blocks whose time to live is over; returns how many. Those that cannot be evicted now
+/// have their turn again a second later.
 template <class A>
-void Space<A>::evict_expired() {
+uint64_t Space<A>::evict_expired() {
   const auto expired = attributes_.take_expired(kBatch);
-  if (expired.empty()) return;
+  if (expired.empty()) return 0;
   const std::vector<uint64_t> named = retirement_.named_blocks();
   std::vector<uint64_t> retired;
   for (const auto& [slot, stamp] : expired) {
@@ -460,6 +485,7 @@ void Space<A>::evict_expired() {
       attributes_.put_off(slot, stamp);
   }
   if (!retired.empty()) retirement_.reclaim(retired);
+  return retired.size();
 }
 
 /// Fills victims_ with the oldest 1/32 of a sample, oldest last, without blocks that are pinned;
@@ -546,14 +572,19 @@ void Space<A>::choose_from_sample(uint32_t except_pins) {
   std::sort(victims_.rbegin(), victims_.rend(), older);
 }
 
-/// Lists the slabs with blocks that may be evicted. The list may be out of date: evict() skips a
-/// slot whose word is not COMMITTED.
+/// Lists the slabs with blocks that may be evicted; where it is entries that are short, those of sets
+/// that have few left. The list may be out of date: evict() skips a slot whose word is not
+/// COMMITTED.
 template <class A>
 void Space<A>::list_slabs() {
   slabs_.clear();
   slab_groups_ = 0;
+  const Used now = used();
+  const uint64_t low = settings_.evict_low_permille;
+  const bool entries_are_short = now.space_permille < low && now.index_permille >= low;
   extents_.for_each_slab([&](const Slab& slab) {
     if (used_blocks(slab) == 0 || !extents_.writable(slab.head)) return;
+    if (entries_are_short && now.crowded != 0 && !extents_.is_in(slab.head, now.crowded)) return;
     slabs_.push_back(slab);
     slab_groups_ += groups_in(slab);
   });
@@ -581,6 +612,22 @@ std::optional<uint64_t> Space<A>::window_cost(uint64_t first, uint64_t span, con
     e += slab->extent_span;
   }
   return cost;
+}
+
+/// A leased block, of those named: it stays where it is, so the extents cannot be freed.
+template <class A>
+bool Space<A>::has_named(const std::vector<uint64_t>& named, uint64_t first, uint64_t span) const {
+  const auto next = std::lower_bound(named.begin(), named.end(), c_.layout.extent_offset(first));
+  return next != named.end() &&
+         *next < c_.layout.extent_offset(first + span - 1) + c_.layout.geometry().extent_bytes;
+}
+
+template <class A>
+bool Space<A>::window_suits(uint64_t first, uint64_t span, Terms terms) const {
+  for (uint64_t e = first; e < first + span; ++e) {
+    if (!extents_.suits(e, terms)) return false;
+  }
+  return true;
 }
 
 /// Each extent is part of a slab whose words serve for blocks of the size: where none are left, to

@@ -735,6 +735,34 @@ TEST(Hosts, TheBlocksOfADeadHostStayAndItsSpaceIsReused) {
   EXPECT_EQ(leased("b", room), room);
 }
 
+/// Where the dead host may still write, nothing is reserved: the caller could not verify it.
+TEST(Hosts, AReservationTakesSafeSpaceOnly) {
+  for (const bool evicts : {true, false}) {
+    SCOPED_TRACE(evicts ? "evicts" : "does not evict");
+    SharedPool shared(2, {.evict_high_permille = evicts ? 980u : 0u});
+    HostProcess first(shared, 0, {[](Host& host) { return host.put("a"); }});
+    Host second = shared.open(1);
+    ASSERT_EQ(first.next(), Status::OK);
+    first.kill_now();
+    EXPECT_TRUE(eventually([&] { return second.info_of(0).extents_owned == 0; }));
+    const uint64_t own_room = room_of(shared, shared.extents() - shared.extents() / 2);
+    for (uint64_t n = 0; n < own_room; ++n) ASSERT_EQ(second.put(key("b", n)), Status::OK);
+    ASSERT_TRUE(eventually([&] { return second.put("in custody") == Status::OK; }));
+    auto room = second.pool().reserve(second.ns(), "r", Host::kSize);
+    if (evicts) {
+      ASSERT_TRUE(room) << room.error().message();
+      EXPECT_EQ(second.pool().abort(*room), Status::OK);
+      continue;
+    }
+    EXPECT_EQ(room.status(), Status::BUSY);
+    ASSERT_TRUE(second.pool().fence(0));
+    EXPECT_TRUE(eventually([&] {
+      room = second.pool().reserve(second.ns(), "r", Host::kSize);
+      return static_cast<bool>(room);
+    }));
+  }
+}
+
 TEST(Hosts, WithoutATimeLimitSpaceWaitsForTheFence) {
   SharedPool shared(2, {.evict_high_permille = 0}, kNoReclaim);
   HostProcess first(shared, 0, {[](Host& host) { return host.put("a"); }});

@@ -467,6 +467,54 @@ TEST_F(Growth, ALeasedBlockKeepsItsSet) {
   EXPECT_EQ(pool.get("leased"), bytes(kValue, 7));
 }
 
+/// A slab that the lease keeps on the set has room for blocks that are a little smaller.
+TEST_F(Growth, ASetThatIsDrainedTakesNoBlock) {
+  constexpr size_t kLeased = 36'000, kSmaller = 32'000;
+  TestPool pool(96 * kMiB, options());
+  const auto put = [&](const auto& key, const auto& value) { return pool.put(key, value); };
+  fill(0, put);
+  for (int n = 0; pool.put("small " + std::to_string(n), bytes(kSmaller, 1)) == Status::OK; ++n) {
+  }
+  ASSERT_TRUE(pool.pool().grow(further(0), {.size_bytes = 64 * kMiB}));
+  for (int n = 0; n < 50; ++n)
+    ASSERT_EQ(pool.put("b" + std::to_string(n), bytes(kLeased, n)), Status::OK);
+  auto lease = pool.pool().acquire(pool.ns(), "b5", 600'000);
+  ASSERT_TRUE(lease);
+  for (int n = 0; n < 50; ++n) {
+    if (n == 5) continue;
+    ASSERT_EQ(pool.pool().remove(pool.ns(), "b" + std::to_string(n)), Status::OK);
+  }
+  const auto drained = pool.pool().drain(1, {.cancelled = [] { return true; }});
+  ASSERT_EQ(drained.status(), Status::CANCELLED);
+  ASSERT_EQ(pool.info().sets[0].state, "draining");
+  EXPECT_EQ(pool.put("late", bytes(kSmaller, 1)), Status::NO_SPACE);
+  ASSERT_EQ(pool.pool().release(*lease), Status::OK);
+}
+
+TEST_F(Growth, AValueMayTakeMostOfTheLargestSet) {
+  TestPool pool(96 * kMiB, options());
+  ASSERT_EQ(pool.put("large", bytes(120 * kMiB, 1)), Status::VALUE_TOO_LARGE);
+  ASSERT_TRUE(pool.pool().grow(further(0), {.size_bytes = 192 * kMiB}));
+  EXPECT_EQ(pool.put("large", bytes(120 * kMiB, 1)), Status::OK);
+  EXPECT_EQ(pool.get("large"), bytes(120 * kMiB, 1));
+  EXPECT_EQ(pool.put("larger", bytes(200 * kMiB, 1)), Status::VALUE_TOO_LARGE);
+}
+
+/// A host that grows the pool has all extents of the new set, but its share of the set's entries: of
+/// small blocks, more fit there than it has entries for.
+TEST_F(Growth, EntriesOfASetAreNotUsedUp) {
+  CreateOptions of = options(8);
+  of.min_block_bytes = 4096;
+  of.evict_high_permille = CreateOptions{}.evict_high_permille;
+  TestPool pool(256 * kMiB, of);
+  ASSERT_TRUE(grow(pool.pool(), 0, 512 * kMiB));
+  const auto value = bytes(3'000, 1);
+  for (uint64_t n = 0; n < 60'000; ++n) ASSERT_EQ(pool.put(key_of(n), value), Status::OK) << n;
+  EXPECT_EQ(pool.get(key_of(59'999)), value);
+  EXPECT_GT(pool.info().evictions, 0u);
+  EXPECT_TRUE(pool.check_clean());
+}
+
 /// Each host has blocks on a set that goes, and one of them dies meanwhile.
 TEST_F(Growth, SetsOfSeveralHostsGo) {
   SharedPool shared(3, options(3));

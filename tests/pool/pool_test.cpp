@@ -7,10 +7,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 #include <deque>
 #include <fstream>
 #include <map>
@@ -309,6 +311,57 @@ TEST(Pool, FullPoolSaysNoSpaceAndKeepsItsBlocks) {
   EXPECT_EQ(t.put("new", test::bytes(100000, 1)), Status::OK);
 }
 
+/// Also if nothing is ever evicted otherwise, and though they are pinned.
+TEST(Pool, BlocksWhoseTimeToLiveIsOverGiveTheirSpace) {
+  TestPool t(32 << 20, {.evict_high_permille = 0});
+  const auto value = test::bytes(100'000, 1);
+  const ConstSpan in[] = {{value.data(), value.size()}};
+  const auto now_s = static_cast<uint32_t>(std::time(nullptr));
+  const BlockAttributes short_lived{.hard_pin = true, .expires_unix_s = now_s + 2};
+  int stored = 0;
+  while (t.pool().put(t.ns(), "k" + std::to_string(stored), in, {}, short_lived) == Status::OK)
+    ++stored;
+  ASSERT_GT(stored, 200);
+  while (static_cast<uint32_t>(std::time(nullptr)) <= now_s + 2)
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  for (int i = 0; i < stored; ++i)
+    ASSERT_EQ(t.put("new" + std::to_string(i), value), Status::OK) << i;
+}
+
+/// They are the emptiest, but a lease keeps each of them: others are emptied.
+TEST(Pool, LeasesInNearlyEmptyExtentsDoNotKeepSpaceFromOthers) {
+  constexpr uint64_t kExtent = 4 << 20;
+  constexpr size_t kValue = 60'000;
+  TestPool t(128 << 20, {.extent_bytes = kExtent, .evict_high_permille = 0});
+  std::vector<std::pair<uint64_t, std::string>> by_offset;  // of their blocks
+  for (int i = 0; t.put("k" + std::to_string(i), test::bytes(kValue, i)) == Status::OK; ++i) {
+    auto lease = t.pool().acquire(t.ns(), "k" + std::to_string(i), 600'000);
+    ASSERT_TRUE(lease);
+    by_offset.emplace_back(static_cast<uint64_t>(lease->data - t.pool().mapping().data),
+                           "k" + std::to_string(i));
+    ASSERT_EQ(t.pool().release(*lease), Status::OK);
+  }
+  std::sort(by_offset.begin(), by_offset.end());
+  std::vector<Lease> leases;
+  for (size_t i = 0; i < by_offset.size(); ++i) {
+    const std::string& key = by_offset[i].second;
+    const auto extent_of = [&](size_t n) {
+      return (by_offset[n].first - by_offset.front().first) / kExtent;
+    };
+    const uint64_t extent = extent_of(i);
+    const bool last = i + 1 == by_offset.size() || extent_of(i + 1) != extent;
+    if (extent >= 2 && extent < 8 && last) {
+      leases.push_back(*t.pool().acquire(t.ns(), key, 600'000));
+    } else if ((extent >= 2 && extent < 8) || i % 2 == 1) {
+      ASSERT_EQ(t.pool().remove(t.ns(), key), Status::OK);
+    }
+  }
+  ASSERT_GE(leases.size(), 5u);
+  for (int i = 0; i < 8; ++i)
+    EXPECT_EQ(t.put("large" + std::to_string(i), test::bytes(300'000, i)), Status::OK) << i;
+  for (Lease& lease : leases) EXPECT_EQ(t.pool().release(lease), Status::OK);
+}
+
 TEST(Pool, EvictionTakesTheLeastRecentlyUsed) {
   TestPool t(64 << 20);
   const auto hot = test::bytes(65536, 1);
@@ -482,11 +535,11 @@ TEST(Prefault, TouchesAllPagesUnlessToldNotTo) {
     const auto pool = Pool::open(locator, {.prefault = wanted});
     ASSERT_TRUE(pool);
     if (!wanted) {
-      EXPECT_EQ(pool->prefaulted_bytes(), pool->mapping().size);
+      EXPECT_EQ(pool->prefaulted().bytes, pool->mapping().size);
     }
-    for (int i = 0; i < 2000 && pool->prefaulted_bytes() < pool->mapping().size; ++i)
+    for (int i = 0; i < 2000 && pool->prefaulted().bytes < pool->prefaulted().of_bytes; ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    EXPECT_EQ(pool->prefaulted_bytes(), pool->mapping().size);
+    EXPECT_EQ(pool->prefaulted().bytes, pool->mapping().size);
     const uint64_t present = present_bytes(pool->mapping());
     EXPECT_EQ(present > pool->mapping().size / 4 * 3, wanted) << present;
   }
