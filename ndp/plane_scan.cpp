@@ -29,6 +29,9 @@ using namespace compression;
 
 constexpr uint32_t kScannedPlanes = 8;
 constexpr uint32_t kComparedTokens = 4096;  ///< at once: their bounds stay in a near cache
+/// Tiles stay decoded for exact scores, and for further queries, up to so many bytes; those beyond
+/// are decoded anew.
+constexpr size_t kKeptBytes = size_t{32} << 20;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 /// One number of each query.
 using QueryLanes = std::array<double, kProductQueries>;
@@ -99,9 +102,10 @@ struct Piece {
   const PlaneKeys::Tile* tile = nullptr;
   size_t tokens_at = 0;               ///< among those of all pieces
   const PlaneTile* planes = nullptr;  ///< if it is scanned in planes
-  std::optional<PlaneReader> reader;  ///< then, too
+  std::optional<PlaneReader> reader;  ///< then, while it is kept
   bool verified = false;              ///< the planes that are scanned
-  std::vector<uint8_t> values;        ///< else its values
+  std::vector<uint8_t> values;        ///< else its values, while they are kept
+  size_t kept_bytes = 0;
 
   uint32_t first_position() const { return keys->first_token() + tile->first; }
 };
@@ -153,11 +157,15 @@ class Scan {
     return status;
   }
   Status load(Piece& piece, uint32_t streams) {
+    if (!piece.reader) piece.reader.emplace(*piece.planes);
     return damaged_unless_ok(piece, piece.reader->load(streams, coder_));
   }
   float answer_of(double sum) const {
     return static_cast<float>(sum * static_cast<double>(queries_.scale()));
   }
+
+  Status load_values(Piece& piece);
+  void keep_or_drop(Piece& piece);
 
   Status scan(Piece& piece);
   Status scan_values(Piece& piece);
@@ -198,6 +206,7 @@ class Scan {
   StreamCoder coder_{FrameBytes::MAY_CHANGE};
   std::optional<Decoder> decoder_;
   uint32_t damaged_ = 0;
+  size_t kept_bytes_ = 0;
 
   // Of the queries that are searched together.
   std::span<const uint32_t> which_;
@@ -265,7 +274,30 @@ void Scan::open_piece(uint32_t block, const PlaneKeys& keys, const PlaneKeys::Ti
     if (2 * tile.planes->most_centre(c) + most > 0x7FFF) return;
   }
   piece.planes = &*tile.planes;
-  piece.reader.emplace(*piece.planes);
+}
+
+/// Reads all values of a tile.
+Status Scan::load_values(Piece& piece) {
+  if (!piece.values.empty()) return Status::OK;
+  const PlaneKeys& keys = *piece.keys;
+  const PlaneKeys::Tile& tile = *piece.tile;
+  piece.values.resize(tile.tokens * keys.shape().row_bytes());  // of all channels of the frame
+  if (!decoder_) decoder_.emplace(FrameBytes::MAY_CHANGE);
+  reads_[piece.block].add(keys.frame().subspan(tile.begin, tile.bytes));
+  return damaged_unless_ok(piece, decoder_->decode_tokens(keys.frame(), keys.outer(), tile.first,
+                                                          tile.tokens, piece.values));
+}
+
+/// When a piece has been looked at. The first ones are kept: all are looked at in their order.
+void Scan::keep_or_drop(Piece& piece) {
+  kept_bytes_ -= piece.kept_bytes;
+  piece.kept_bytes = piece.values.capacity() + (piece.reader ? piece.reader->held_bytes() : 0);
+  if (kept_bytes_ + piece.kept_bytes > kKeptBytes) {
+    piece.reader.reset();
+    piece.values = std::vector<uint8_t>();
+    piece.kept_bytes = 0;
+  }
+  kept_bytes_ += piece.kept_bytes;
 }
 
 Status Scan::search(std::span<const uint32_t> queries, PlaneAnswer& answer) {
@@ -289,11 +321,13 @@ Status Scan::search(std::span<const uint32_t> queries, PlaneAnswer& answer) {
   }
   for (Piece& piece : pieces_) {
     if (const Status status = scan(piece); status != Status::OK) return status;
+    keep_or_drop(piece);
   }
   compare_bounds();
   want_candidates();
   for (Piece& piece : pieces_) {
     if (const Status status = score(piece); status != Status::OK) return status;
+    keep_or_drop(piece);
   }
   finish_rows(hits_adder());
   for (uint32_t lane = 0; lane < count; ++lane) {
@@ -477,22 +511,14 @@ void Scan::take_candidates(const Bounded& bounded, const int32_t* sums) {
 
 /// Of a tile whose values are decoded: all tokens are scored. NaN is below all numbers.
 Status Scan::scan_values(Piece& piece) {
+  if (const Status status = load_values(piece); status != Status::OK) return status;
   const PlaneKeys& keys = *piece.keys;
-  const PlaneKeys::Tile& tile = *piece.tile;
-  const size_t row_bytes = keys.shape().row_bytes();  // of all channels of the frame
-  if (piece.values.empty()) {
-    piece.values.resize(tile.tokens * row_bytes);
-    if (!decoder_) decoder_.emplace(FrameBytes::MAY_CHANGE);
-    const Status status =
-        decoder_->decode_tokens(keys.frame(), keys.outer(), tile.first, tile.tokens, piece.values);
-    if (damaged_unless_ok(piece, status) != Status::OK) return status;
-    reads_[piece.block].add(keys.frame().subspan(tile.begin, tile.bytes));
-  }
+  const size_t row_bytes = keys.shape().row_bytes();
   const auto add_score = [&](uint32_t token, uint32_t lane, float score) {
     const float bound = std::isnan(score) ? -kInfinity : score;
     add(lane, {bound, bound, piece.tokens_at + token});
   };
-  for (uint32_t i = 0; i < tile.tokens; ++i) {
+  for (uint32_t i = 0; i < piece.tile->tokens; ++i) {
     if (const uint8_t lanes = lanes_at(piece.first_position() + i); lanes != 0)
       add_row(&piece.values[i * row_bytes + keys.row_begin()], i, lanes, add_score);
   }
@@ -601,6 +627,7 @@ Status Scan::score(Piece& piece) {
   uint32_t token = next_wanted(0);
   if (token == tokens) return Status::OK;
   if (piece.planes == nullptr || !finite_) {
+    if (const Status status = load_values(piece); status != Status::OK) return status;
     score_rows(piece, 0, tokens, &piece.values[piece.keys->row_begin()],
                piece.keys->shape().row_bytes());
     return Status::OK;

@@ -190,6 +190,10 @@ class CentreReader {
   /// many tokens have theirs.
   int16_t* states_from(uint32_t token) { return &states_[state_of(token)]; }
   void note_states(uint32_t token, uint32_t count);
+  /// Of memory that it takes.
+  size_t held_bytes() const {
+    return (state_.capacity() + states_.capacity() + rows_.capacity()) * sizeof(int16_t);
+  }
 
  private:
   size_t state_of(uint32_t token) const {
@@ -223,6 +227,11 @@ class PlaneReader {
   /// The values, as their kind, of some tokens from the first one of a step on; all streams are
   /// loaded. Streams that end too early are as if zeros followed.
   void exact_rows(uint32_t first, uint32_t count, uint8_t* values);
+  /// Of memory that it takes: decoded streams mostly.
+  size_t held_bytes() const {
+    return decoded_.capacity() + rows_.capacity() + values_.capacity() + centre_.held_bytes() +
+           (led_centre_ ? led_centre_->held_bytes() : 0);
+  }
 
  private:
   using Planes = std::array<const uint8_t*, compression::kMaxPlanes + 1>;
