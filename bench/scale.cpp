@@ -98,7 +98,8 @@ Result<Measured> run_step(const std::function<Result<double>()>& step, bool kill
 
 /// A host stores its share; nanoseconds that the puts took.
 Result<double> fill_as(const Scale& scale, uint32_t host) {
-  auto open = open_as(scale.locator, host);
+  // Not closed: this process is killed with it.
+  auto& open = *new auto(open_as(scale.locator, host));
   if (!open) return open.error();
   for (uint32_t n = 1; n < scale.namespaces && host == 0; ++n) {
     if (auto ns = open->pool.open_namespace({fmt::format("space {}", n), ""}); !ns)

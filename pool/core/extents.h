@@ -317,8 +317,8 @@ class Extents {
   }
 
   // ---- after deaths ----
-  /// Finishes or undoes what a dead process was doing to extents.
-  uint64_t scavenge(uint32_t dead);
+  /// Finishes or undoes what dead processes were doing to extents.
+  uint64_t scavenge(const Processes& dead);
   /// For a rebuild, with no other process running: forgets all slabs and, unless their words were
   /// never used, all blocks.
   void reset(bool words_used);
@@ -694,13 +694,14 @@ void Extents<A>::undo_carving(uint64_t extent) {
 }
 
 template <class A>
-uint64_t Extents<A>::scavenge(uint32_t dead) {
+uint64_t Extents<A>::scavenge(const Processes& dead) {
   uint64_t found = 0;
   for (uint64_t e = 0; e < c_.layout.extent_end(); ++e) {
-    uint64_t preferring = dead + 1;
-    c_.access.cas(state(e) + offsetof(bh_extent_state, preferred), preferring, 0);
+    uint64_t preferring = preferred(e);
+    if (preferring != 0 && dead.has(preferring - 1))
+      c_.access.cas(state(e) + offsetof(bh_extent_state, preferred), preferring, 0);
     const StateWord word = c_.load_state(state(e));
-    if (word.process != dead) continue;
+    if (!dead.has(word.process)) continue;
     if (word.state == BH_EXTENT_CARVING) {
       undo_carving(e);
       ++found;

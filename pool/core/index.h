@@ -195,8 +195,8 @@ class Index {
 
   /// Finishes or clears entries that a dead process was writing or clearing. Only after that, and
   /// after its blocks are scavenged, may release_locks() free its locks.
-  uint64_t scavenge_claims(uint32_t dead);
-  void release_locks(uint32_t dead);
+  uint64_t scavenge_claims(const Processes& dead);
+  void release_locks(const Processes& dead);
 
   ChangeLog<A>& log() { return log_; }
 
@@ -412,13 +412,14 @@ void Index<A>::for_each_in(uint32_t host, uint64_t bucket, Visit visit) const {
 }
 
 template <class A>
-uint64_t Index<A>::scavenge_claims(uint32_t dead) {
+uint64_t Index<A>::scavenge_claims(const Processes& dead) {
   uint64_t found = 0;
   for (const Set& set : c_.layout.sets().list) {
     for (uint64_t b = set.first_bucket; b < set.bucket_end(); ++b) {
       const Line words = c_.access.load_line(c_.layout.bucket(c_.host, b));
       for (uint32_t i = 0; i < BH_INDEX_ENTRIES; ++i) {
-        if (directory_claimant(words[i]) != dead + 1) continue;
+        const uint64_t claimant = directory_claimant(words[i]);
+        if (claimant == 0 || !dead.has(claimant - 1)) continue;
         ++found;
         Line line;
         if (c_.read_sealed(entry_at(c_.host, b, i), line)) {
@@ -436,11 +437,11 @@ uint64_t Index<A>::scavenge_claims(uint32_t dead) {
 }
 
 template <class A>
-void Index<A>::release_locks(uint32_t dead) {
+void Index<A>::release_locks(const Processes& dead) {
   for (uint64_t i = 0; i < c_.layout.geometry().lock_count; ++i) {
     const uint64_t at = c_.own(BH_PART_LOCKS, i);
     const StateWord word = c_.load_state(at);
-    if (word.state == 1 && word.process == dead) c_.change(at, word, word.next(0));
+    if (word.state == 1 && dead.has(word.process)) c_.change(at, word, word.next(0));
   }
 }
 

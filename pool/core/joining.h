@@ -73,6 +73,7 @@ class Joining {
   bool somebody_moves(uint32_t heartbeats) const;
   Error opened_by_another_node() const;
   bool others_alive();
+  void undo_own_work();
   void forget_own_process();
   Result<bh_host_slot> read_slot_line();
   Result<void> join_host(bool take_over, const Progress& progress);
@@ -147,8 +148,7 @@ void Joining<A>::detach() {
     return;
   }
   try {
-    leases_.scavenge(c_.process);
-    recovery_.scavenge_blocks(c_.process);
+    undo_own_work();
     retirement_.reap(/*wait=*/true);
   } catch (const std::bad_alloc&) {
     // As after a death: another process of the host, or the next one, does it.
@@ -182,8 +182,7 @@ Result<void> Joining<A>::leave(const std::function<void()>& stop_heartbeat) {
   }
   if (stop_heartbeat) stop_heartbeat();
   recovery_.scavenge_dead();
-  recovery_.scavenge_blocks(c_.process);
-  leases_.scavenge(c_.process);
+  undo_own_work();
   forget_own_process();
   hosts_.end_own_life(/*conflict=*/false);
   left_ = true;
@@ -270,10 +269,17 @@ bool Joining<A>::others_alive() {
   return false;
 }
 
-/// Frees the process slot, after all else that the process held.
+template <class A>
+void Joining<A>::undo_own_work() {
+  const Processes self(c_.layout.geometry().process_count, c_.process);
+  leases_.scavenge(self);
+  recovery_.scavenge_blocks(self);
+  extents_.scavenge(self);  // gives up preferences
+}
+
+/// Frees the process slot, after undo_own_work().
 template <class A>
 void Joining<A>::forget_own_process() {
-  extents_.scavenge(c_.process);  // gives up preferences
   const uint64_t at = c_.layout.process(c_.host, c_.process);
   c_.access.store(at, ProcessWord::unpack(c_.access.load(at)).next(BH_PROCESS_FREE).pack());
 }
@@ -660,7 +666,7 @@ Result<void> Joining<A>::take_process_slot() {
       c_.access.store(at + offsetof(bh_process, opened_unix_ns), c_.access.unix_ns());
       c_.access.store(at + offsetof(bh_process, mirror_bytes), BH_MIRROR_NONE);
       c_.access.store(at + offsetof(bh_process, mirrored), 0);
-      if (take_dead) recovery_.undo_work_of(p);
+      if (take_dead) recovery_.undo_work_before();
       growth_.take_part();
       growth_.say_process_heeds();
       return {};

@@ -74,7 +74,7 @@ class Leases {
   uint64_t revoke_expired(uint64_t now_ns);
 
   /// Ends all leases of a dead process. Returns how many.
-  uint64_t scavenge(uint32_t dead);
+  uint64_t scavenge(const Processes& dead);
 
   uint64_t active(uint32_t host) const;
 
@@ -225,11 +225,11 @@ uint64_t Leases<A>::revoke_expired(uint64_t now_ns) {
 }
 
 template <class A>
-uint64_t Leases<A>::scavenge(uint32_t dead) {
+uint64_t Leases<A>::scavenge(const Processes& dead) {
   uint64_t found = 0;
   for (uint64_t i = 0; i < count(); ++i) {
     const StateWord word = c_.load_state(line(i));
-    if (word.state == BH_LEASE_FREE || word.process != dead) continue;
+    if (word.state == BH_LEASE_FREE || !dead.has(word.process)) continue;
     // The hazard of a revoked lease has the previous sequence.
     clear_hazard(i, word.state == BH_LEASE_ACTIVE ? word.sequence : word.sequence - 1);
     c_.change(line(i), word, word.next(BH_LEASE_FREE));

@@ -34,15 +34,15 @@ class Recovery {
   Recovery(const Recovery&) = delete;
   Recovery& operator=(const Recovery&) = delete;
 
+  /// All that are dead together: a walk over the pool is as long for one. Returns how many.
   uint64_t scavenge_dead();
   /// False if another live process scavenges it. The caller has seen that `dead` does not hold its
   /// lock.
   bool scavenge_process(uint32_t dead);
-  /// `dead` is the number of a process that this one scavenges, or a number that this process has
-  /// just taken. Returns how much was half done.
-  uint64_t undo_work_of(uint32_t dead);
-  /// First the entries that it was writing, then its blocks, by what the entries say.
-  uint64_t scavenge_blocks(uint32_t dead);
+  /// Of a dead process whose number this one has just taken.
+  void undo_work_before();
+  /// First the entries that they were writing, then their blocks, by what the entries say.
+  uint64_t scavenge_blocks(const Processes& dead);
   /// The caller has the host lock; no other process of the host is alive. Makes allocator, leases
   /// and locks again from published metadata: slabs from extent descriptors, blocks from index
   /// entries whose header agrees. In the first life of a host, which owns the extents that it got
@@ -56,6 +56,10 @@ class Recovery {
   uint32_t highest_incarnation() const;
 
  private:
+  bool begin_scavenging(uint32_t dead);
+  void finish_scavenging(Processes dead);
+  uint64_t undo_work_of(Processes& dead);
+  void free_process_slots(const Processes& dead);
   bool scavenge_block(uint64_t slot, const Slab& slab, const SeenWord& seen);
   bool clean_block(uint64_t slot, const SeenWord& seen, const std::optional<Found>& entry);
   void restore_blocks(const std::function<void()>& half_done);
@@ -82,17 +86,39 @@ class Recovery {
 
 template <class A>
 uint64_t Recovery<A>::scavenge_dead() {
-  uint64_t dead = 0;
-  for (uint32_t p = 0; p < c_.layout.geometry().process_count; ++p) {
+  const uint32_t count = c_.layout.geometry().process_count;
+  Processes dead(count);
+  uint64_t found = 0;
+  for (uint32_t p = 0; p < count; ++p) {
     const auto word = ProcessWord::unpack(c_.access.load(c_.layout.process(c_.host, p)));
-    if (p != c_.process && word.state != BH_PROCESS_FREE && !c_.access.process_alive(c_.host, p))
-      dead += scavenge_process(p);
+    if (p == c_.process || word.state == BH_PROCESS_FREE || c_.access.process_alive(c_.host, p) ||
+        !begin_scavenging(p))
+      continue;
+    dead.add(p);
+    ++found;
   }
-  return dead;
+  if (found > 0) finish_scavenging(std::move(dead));
+  return found;
 }
 
 template <class A>
 bool Recovery<A>::scavenge_process(uint32_t dead) {
+  Processes one(c_.layout.geometry().process_count, dead);
+  if (!begin_scavenging(dead)) return false;
+  finish_scavenging(std::move(one));
+  return true;
+}
+
+template <class A>
+void Recovery<A>::undo_work_before() {
+  Processes dead(c_.layout.geometry().process_count, c_.process);
+  undo_work_of(dead);
+  dead.remove(c_.process);
+  free_process_slots(dead);
+}
+
+template <class A>
+bool Recovery<A>::begin_scavenging(uint32_t dead) {
   const uint64_t at = c_.layout.process(c_.host, dead);
   uint64_t seen = c_.access.load(at);
   const auto word = ProcessWord::unpack(seen);
@@ -101,48 +127,66 @@ bool Recovery<A>::scavenge_process(uint32_t dead) {
     return false;
   // Between the load and here its slot may have been scavenged and taken anew: then the word
   // changed.
-  if (c_.access.process_alive(c_.host, dead) ||
-      !c_.access.cas(at, seen, word.next(BH_PROCESS_SCAVENGING, c_.process + 1).pack()))
-    return false;
-
-  growth_.refresh();  // the dead one may have stored in a set that came just now
-  c_.count(BH_COUNTER_SCAVENGED, undo_work_of(dead));
-  c_.access.store(at, ProcessWord::unpack(c_.access.load(at)).next(BH_PROCESS_FREE).pack());
-  return true;
+  return !c_.access.process_alive(c_.host, dead) &&
+         c_.access.cas(at, seen, word.next(BH_PROCESS_SCAVENGING, c_.process + 1).pack());
 }
 
 template <class A>
-uint64_t Recovery<A>::undo_work_of(uint32_t dead) {
-  // Its own scavenging comes first: the process words that name it as the scavenger.
-  for (uint32_t p = 0; p < c_.layout.geometry().process_count; ++p) {
+void Recovery<A>::finish_scavenging(Processes dead) {
+  growth_.refresh();  // a dead one may have stored in a set that came just now
+  c_.count(BH_COUNTER_SCAVENGED, undo_work_of(dead));
+  free_process_slots(dead);
+}
+
+template <class A>
+void Recovery<A>::free_process_slots(const Processes& dead) {
+  dead.for_each([&](uint32_t p) {
     const uint64_t at = c_.layout.process(c_.host, p);
-    uint64_t seen = c_.access.load(at);
-    const auto other = ProcessWord::unpack(seen);
-    if (p != dead && other.state == BH_PROCESS_SCAVENGING && other.scavenger == dead + 1 &&
-        c_.access.cas(at, seen, other.next(BH_PROCESS_SCAVENGING).pack()))
-      scavenge_process(p);
+    c_.access.store(at, ProcessWord::unpack(c_.access.load(at)).next(BH_PROCESS_FREE).pack());
+  });
+}
+
+/// Returns how much was half done. Adds those that the dead ones were scavenging.
+template <class A>
+uint64_t Recovery<A>::undo_work_of(Processes& dead) {
+  const uint32_t count = c_.layout.geometry().process_count;
+  for (bool added = true; added;) {
+    added = false;
+    for (uint32_t p = 0; p < count; ++p) {
+      const uint64_t at = c_.layout.process(c_.host, p);
+      uint64_t seen = c_.access.load(at);
+      const auto other = ProcessWord::unpack(seen);
+      if (dead.has(p) || other.state != BH_PROCESS_SCAVENGING || other.scavenger == 0 ||
+          !dead.has(other.scavenger - 1) ||
+          !c_.access.cas(at, seen, other.next(BH_PROCESS_SCAVENGING).pack()) ||
+          !begin_scavenging(p))
+        continue;
+      dead.add(p);
+      added = true;
+    }
   }
   uint64_t found = leases_.scavenge(dead);
   // It may have died while it counted a block that it imported, whose word names no process.
   const uint64_t busy = c_.access.load(c_.private_word(offsetof(bh_host_private, extents_busy)));
-  if (busy >> 48 == dead + 1) usage_.doubt();
+  if (busy >> 48 != 0 && dead.has((busy >> 48) - 1)) usage_.doubt();
   found += scavenge_blocks(dead);
   found += extents_.scavenge(dead);
   index_.release_locks(dead);
-  for (const uint64_t parity : {0, 1})
-    c_.access.store(Publishing<A>::count_at(c_, dead, parity), 0);
+  dead.for_each([&](uint32_t p) {
+    for (const uint64_t parity : {0, 1}) c_.access.store(Publishing<A>::count_at(c_, p, parity), 0);
+  });
   extents_.recount();
   return found;
 }
 
 template <class A>
-uint64_t Recovery<A>::scavenge_blocks(uint32_t dead) {
+uint64_t Recovery<A>::scavenge_blocks(const Processes& dead) {
   uint64_t found = index_.scavenge_claims(dead);
   std::vector<uint64_t> retired;
   extents_.for_each_word([&](uint64_t slot, const SeenWord& seen) {
     // Names no process: the one that retired it may have died before it looked at the hazards.
     if (seen.word.state == BH_BLOCK_RETIRED) retired.push_back(slot);
-    if (seen.word.process != dead || !names_process(seen.word.state)) return;
+    if (!names_process(seen.word.state) || !dead.has(seen.word.process)) return;
     ++found;
     if (scavenge_block(slot, extents_.held_slab(c_.layout.extent_of_slot(slot)), seen))
       retired.push_back(slot);

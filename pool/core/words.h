@@ -12,6 +12,7 @@
 #include <bit>
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
 #include "base/assert.h"
 #include "base/checksum.h"
@@ -102,6 +103,26 @@ struct ProcessWord {
   }
 
   static constexpr uint64_t kSequenceMask = (uint64_t{1} << 40) - 1;
+};
+
+/// Some processes of this host, by the numbers of their slots.
+class Processes {
+ public:
+  explicit Processes(uint32_t process_count) : in_(process_count) {}
+  Processes(uint32_t process_count, uint32_t one) : in_(process_count) { add(one); }
+  void add(uint32_t process) { in_[process] = true; }
+  void remove(uint32_t process) { in_[process] = false; }
+  /// False for a number that no process has.
+  bool has(uint64_t process) const { return process < in_.size() && in_[process]; }
+  template <class Visit>
+  void for_each(Visit visit) const {
+    for (uint32_t p = 0; p < in_.size(); ++p) {
+      if (in_[p]) visit(p);
+    }
+  }
+
+ private:
+  std::vector<bool> in_;
 };
 
 /// Stamp: slot:6 | incarnation:16 | sequence:40 | state:2. Never used twice in the life of a pool.
