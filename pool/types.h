@@ -59,8 +59,9 @@ struct ConstSpan {
 /// the pool. Eviction heeds pins and the time to live, and nothing else yet. Attributes may be lost
 /// when a process or a host dies.
 struct BlockAttributes {
-  uint8_t priority = 0;       ///< higher: to be kept longer
-  bool soft_pin = false;      ///< to be evicted only if nothing else can be
+  uint8_t priority = 0;  ///< higher: to be kept longer
+  /// To be evicted only if no other is found, among some thousand at a time.
+  bool soft_pin = false;
   bool hard_pin = false;      ///< not to be evicted
   uint16_t forks = 0;         ///< sequences that refer to the block
   uint32_t parity_group = 0;  ///< blocks that one parity protects; 0: none

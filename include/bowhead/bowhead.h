@@ -354,6 +354,7 @@ typedef struct bh_const_iovec {
  * @retval BH_VALUE_TOO_LARGE the value is empty, or larger than 1 GiB or than the pool can hold
  * @retval BH_NO_SPACE this host has no space now. In a pool of several hosts it requests some from
  *     another host, which takes some heartbeats: try again then
+ *     Where nearly all blocks have hard pins or leases, an eviction may also miss the few others
  * @retval BH_INDEX_FULL the index of this host has no space for the key
  * @retval BH_LIMIT_REACHED this host has used up its 2^40 stamps
  * @retval BH_BUSY another process holds the key: try again */
@@ -364,13 +365,13 @@ bh_status bh_put(bh_pool* pool, bh_namespace_id ns, bh_key key, const bh_const_i
  * the pool. Eviction heeds pins and the time to live; the rest is kept for readers. It stays with a
  * block that is moved or recompressed, and may be lost when a process or a host dies. */
 typedef struct bh_attributes {
-  uint32_t struct_bytes;   /**< sizeof */
-  uint32_t priority;       /**< 0 to 255; higher: to be kept longer */
-  uint32_t pins;           /**< BH_PIN_SOFT: to be evicted only if nothing else can be; BH_PIN_HARD:
-                                 not to be evicted */
-  uint32_t forks;          /**< sequences that refer to the block, at most 65,535 */
-  uint32_t parity_group;   /**< blocks that one parity protects; 0: none */
-  uint32_t expires_unix_s; /**< when its time to live ends; 0: never. The next put of the process
+  uint32_t struct_bytes;    /**< sizeof */
+  uint32_t priority;        /**< 0 to 255; higher: to be kept longer */
+  uint32_t pins;            /**< BH_PIN_HARD: not to be evicted; BH_PIN_SOFT: only if no other is
+                                found, among some thousand at a time */
+  uint32_t forks;           /**< sequences that refer to the block, at most 65,535 */
+  uint32_t parity_group;    /**< blocks that one parity protects; 0: none */
+  uint32_t expires_unix_s;  /**< when its time to live ends; 0: never. The next put of the process
                                 that set it, or has moved the block since, then evicts it, pinned
                                 or not, unless it is leased; if that process has ended, it is
                                 evicted like any other block */

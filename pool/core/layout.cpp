@@ -481,8 +481,9 @@ Result<Set> plan_set(const bh_geometry& g, std::span<const Set> sets, uint64_t b
   if (low < g.host_count)
     return bad(Status::TOO_SMALL,
                fmt::format("{} bytes leave room for {} extents of {} bytes; {} host(s) need one "
-                           "each",
-                           bytes, low, g.extent_bytes, g.host_count));
+                           "each: give at least {} bytes",
+                           bytes, low, g.extent_bytes, g.host_count,
+                           bytes_of(ranges_of(g, planned(g.host_count)))));
   uint64_t extents = low;
   for (const Set& set : sets) extents += set.extent_count;
   const Set set = planned(low);
@@ -545,11 +546,13 @@ Result<bh_geometry> plan_geometry(const GeometryChoice& choice) {
     g.extent_count = low + (high - low) / 2;
     (place(g) <= c.total_bytes ? low : high) = g.extent_count;
   }
-  if (low < c.hosts)
+  if (low < c.hosts) {
+    g.extent_count = c.hosts;
     return bad(Status::TOO_SMALL,
                fmt::format("{} bytes leave room for {} extents of {} bytes; {} host(s) need one "
-                           "each: give a larger size or smaller extents",
-                           c.total_bytes, low, c.extent_bytes, c.hosts));
+                           "each: give at least {} bytes, or smaller extents",
+                           c.total_bytes, low, c.extent_bytes, c.hosts, place(g)));
+  }
   g.extent_count = low;
   place(g);
   if (offset_end(g) > kPoolBytesMax)

@@ -213,7 +213,7 @@ class Pins(IntFlag):
 
     NONE = 0
     SOFT = 1
-    """It may evict it if nothing else can be evicted."""
+    """It may evict it if it finds no other, among some thousand at a time."""
     HARD = 2
     """It must not evict it."""
 

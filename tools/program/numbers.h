@@ -20,7 +20,7 @@ struct Limits {
 /// Validators that rewrite the number in a form that CLI11 reads correctly, or say what is wrong;
 /// CLI11 prepends the name of the option.
 CLI::Validator whole_number(Limits<uint64_t> limits);
-/// Bytes, or a number with K, M, G or T.
+/// Bytes, or a whole number with K, M, G or T.
 CLI::Validator size_in_bytes(Limits<uint64_t> limits);
 CLI::Validator real_number(Limits<double> limits);
 /// Permission bits in octal digits.
