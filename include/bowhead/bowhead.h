@@ -353,7 +353,7 @@ typedef struct bh_const_iovec {
  * @retval BH_KEY_TOO_LONG the key is empty or longer than 512 bytes
  * @retval BH_VALUE_TOO_LARGE the value is empty, or larger than 1 GiB or than the pool can hold
  * @retval BH_NO_SPACE this host has no space now. In a pool of several hosts it requests some from
- *     another host, which takes some heartbeats: try again then
+ *     another host, which takes some heartbeats: try again then.
  *     Where nearly all blocks have hard pins or leases, an eviction may also miss the few others
  * @retval BH_INDEX_FULL the index of this host has no space for the key
  * @retval BH_LIMIT_REACHED this host has used up its 2^40 stamps
