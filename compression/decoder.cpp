@@ -33,7 +33,6 @@ class Decoder::Impl {
                        ReadReport* report) {
     const auto frame = open_frame(bytes);
     if (!frame) return frame.status();
-    if (report != nullptr) report->bytes_read += sizeof(bh_frame_header) + frame->table.size();
     const Shape& shape = frame->shape;
     if (outer >= shape.outer || count == 0 || first >= shape.tokens ||
         count > shape.tokens - first || out.size() != count * shape.row_bytes())

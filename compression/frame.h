@@ -125,7 +125,8 @@ class Decoder {
   /// UNSUPPORTED_CODEC. On failure the content of `out` is undefined.
   Status decode(ConstBytes frame, Bytes out);
 
-  /// Decodes tokens first .. first + count - 1 of one outer index, exactly. Adds to the report.
+  /// Decodes tokens first .. first + count - 1 of one outer index, exactly. Adds the bytes of its
+  /// tiles to the report: who decodes parts of a frame reads its header and table once.
   Status decode_tokens(ConstBytes frame, uint32_t outer, uint32_t first, uint32_t count, Bytes out,
                        ReadReport* report = nullptr);
 

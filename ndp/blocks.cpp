@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ndp/blocks.h"
 
+#include <bowhead/format/frame.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <optional>
 #include <utility>
 
+#include "compression/tile_header.h"
 #include "ndp/plane_keys.h"
 #include "ndp/tiles.h"
 
@@ -170,10 +172,15 @@ class Blocks {
   /// read and shall be left out.
   template <class Use>
   Result<void> for_rows(size_t block, Want want, const Views& views, const Use& use);
+  /// The same of a block that is a value, so many of whose rows are read.
+  template <class Use>
+  Result<void> for_value(size_t block, Want want, uint64_t rows, const Use& use);
 
  private:
   explicit Blocks(const HeadsOfBlocks& heads)
-      : heads_(heads), left_out_(heads.blocks.size(), false) {}
+      : heads_(heads),
+        left_out_(heads.blocks.size(), false),
+        uncounted_heads_(heads.blocks.size()) {}
 
   /// Frames must be of the shape that the layout gives.
   Result<void> check_frames() {
@@ -184,7 +191,12 @@ class Blocks {
         return Error{wanted.status(), fmt::format("block {}: {}", i, wanted.error().detail)};
       const auto info = compression::frame_info(frame(i));
       const bool fits = info && same(info->shape, *wanted);
-      if (fits) continue;
+      if (fits) {
+        const auto tiling =
+            compression::tiling_of(wanted->outer, wanted->tokens, info->tile_tokens);
+        uncounted_heads_[i] = sizeof(bh_frame_header) + tiling.table_bytes();
+        continue;
+      }
       const Status status = info ? Status::DAMAGED : info.status();
       if (skips() && is_unreadable(status)) {
         leave_out(i);
@@ -197,7 +209,13 @@ class Blocks {
     return {};
   }
 
-  KvSpan read_span(size_t block, uint32_t head, Want want, const Visible& visible);
+  uint64_t visible_rows(size_t block, const Visible& visible) const {
+    uint64_t rows = 0;
+    for_visible(first_token(block), tokens(block), visible,
+                [&](uint32_t, uint32_t count) { rows += count; });
+    return rows;
+  }
+  KvSpan read_span(size_t block, uint32_t head, Want want, uint64_t rows);
   /// Of a row of a frame, of keys as of values.
   uint32_t frame_channels() const {
     return (together() ? layout().heads : 1u) * layout().key_channels;
@@ -217,18 +235,19 @@ class Blocks {
   std::vector<uint32_t> tokens_;
   std::vector<size_t> order_;  // of blocks, by first tokens
   std::vector<bool> left_out_;
+  /// By block: bytes before the tiles of its frame, until they count as read.
+  std::vector<uint64_t> uncounted_heads_;
   uint64_t bytes_read_ = 0;  // but for what reader_ reads
   FrameReader reader_;
 };
 
-/// The span of a block that is a value, whose visible rows are counted as read.
-KvSpan Blocks::read_span(size_t block, uint32_t head, Want want, const Visible& visible) {
+/// The span of a block that is a value, so many of whose rows count as read.
+KvSpan Blocks::read_span(size_t block, uint32_t head, Want want, uint64_t rows) {
   KvSpan span = this->span(block, head);
   if (want == Want::VALUES) span.keys = span.values;
   const size_t row =
       span.keys.row_bytes() + (want == Want::BOTH && !is_latent() ? span.values.row_bytes() : 0);
-  for_visible(span.first_token, span.keys.tokens, visible,
-              [&](uint32_t, uint32_t count) { add_read(count * row); });
+  add_read(rows * row);
   return span;
 }
 
@@ -238,7 +257,7 @@ Result<void> Blocks::for_values(Want want, const Visible& visible, const Use& us
   for (uint32_t head = 0; head < heads(); ++head) {
     spans.clear();
     for (size_t b = 0; b < count(); ++b) {
-      if (!is_framed(b)) spans.push_back(read_span(b, head, want, visible));
+      if (!is_framed(b)) spans.push_back(read_span(b, head, want, visible_rows(b, visible)));
     }
     if (auto good = use(head, std::span<const KvSpan>(spans)); !good) return good;
   }
@@ -248,12 +267,7 @@ Result<void> Blocks::for_values(Want want, const Visible& visible, const Use& us
 template <class Use>
 Result<void> Blocks::for_rows(size_t block, Want want, const Views& views, const Use& use) {
   if (left_out_[block] || !is_seen(block, views)) return {};
-  if (!is_framed(block)) {
-    for (uint32_t head = 0; head < heads(); ++head) {
-      if (auto good = use(head, read_span(block, head, want, views.any())); !good) return good;
-    }
-    return {};
-  }
+  if (!is_framed(block)) return for_value(block, want, visible_rows(block, views.any()), use);
   const uint32_t at_once = together() ? heads() : 1;
   for (uint32_t first = 0; first < heads() && !left_out_[block]; first += at_once) {
     if (auto good = for_frame(block, first, first + at_once, want, views.any(), use); !good)
@@ -262,10 +276,19 @@ Result<void> Blocks::for_rows(size_t block, Want want, const Views& views, const
   return {};
 }
 
+template <class Use>
+Result<void> Blocks::for_value(size_t block, Want want, uint64_t rows, const Use& use) {
+  for (uint32_t head = 0; head < heads(); ++head) {
+    if (auto good = use(head, read_span(block, head, want, rows)); !good) return good;
+  }
+  return {};
+}
+
 /// For heads that lie in the same rows.
 template <class Use>
 Result<void> Blocks::for_frame(size_t block, uint32_t first, uint32_t end, Want want,
                                const Visible& visible, const Use& use) {
+  add_read(std::exchange(uncounted_heads_[block], 0));
   const bool latent = is_latent();
   const uint32_t value_part = layout().parts - 1u;
   const auto use_heads = [&](uint32_t first_token, const Rows& keys,
@@ -626,6 +649,17 @@ Result<BlocksRead> attend(const HeadsOfBlocks& heads, const HeadQueries& queries
   return blocks->read();
 }
 
+namespace {
+
+/// How many unlike ones some of the tokens are, which are in order.
+uint64_t unlike(std::span<const uint32_t> tokens, std::span<const size_t> some) {
+  uint64_t count = 1;
+  for (size_t i = 1; i < some.size(); ++i) count += tokens[some[i]] != tokens[some[i - 1]] ? 1 : 0;
+  return count;
+}
+
+}  // namespace
+
 Result<BlocksRead> gather(const HeadsOfBlocks& heads, uint32_t part,
                           std::span<const uint32_t> tokens, std::span<std::byte> rows) {
   auto blocks = Blocks::open(heads);
@@ -643,14 +677,14 @@ Result<BlocksRead> gather(const HeadsOfBlocks& heads, uint32_t part,
     if (!block) return refuse(fmt::format("no block has token {}", tokens[i]));
     by_block[*block].push_back(i);
   }
+  for (std::vector<size_t>& of_block : by_block)
+    std::sort(of_block.begin(), of_block.end(),
+              [&](size_t x, size_t y) { return tokens[x] < tokens[y]; });
   const auto copy_all = [&]() -> Result<void> {
     std::fill(rows.begin(), rows.end(), std::byte{0});
     for (size_t b = 0; b < blocks->count(); ++b) {
       if (by_block[b].empty()) continue;
-      const auto [least, most] =
-          std::minmax_element(by_block[b].begin(), by_block[b].end(),
-                              [&](size_t x, size_t y) { return tokens[x] < tokens[y]; });
-      const Visible wanted{tokens[*least], tokens[*most] + 1, 0};
+      const Visible wanted{tokens[by_block[b].front()], tokens[by_block[b].back()] + 1, 0};
       const auto copy = [&](uint32_t head, const KvSpan& span) -> Result<void> {
         for (const size_t i : by_block[b]) {
           const uint32_t within = tokens[i] - span.first_token;
@@ -661,7 +695,10 @@ Result<BlocksRead> gather(const HeadsOfBlocks& heads, uint32_t part,
         return {};
       };
       const auto want = part == 0 ? Blocks::Want::KEYS : Blocks::Want::VALUES;
-      if (auto good = blocks->for_rows(b, want, wanted, copy); !good) return good;
+      const auto good = blocks->is_framed(b)
+                            ? blocks->for_rows(b, want, wanted, copy)
+                            : blocks->for_value(b, want, unlike(tokens, by_block[b]), copy);
+      if (!good) return good;
     }
     return {};
   };

@@ -64,7 +64,10 @@ struct BlocksRead {
   /// Numbers of the blocks of which something that was wanted cannot be read, in their order: they
   /// are in no answer.
   std::vector<size_t> left_out;
-  uint64_t bytes = 0;  ///< of the blocks, as they are stored; of top_k() for each head anew
+  /// Of the blocks, as they are stored, but for the first bytes of blocks that no query sees. What
+  /// is read again counts again: by top_k() for each head, when a block was left out, and of a frame
+  /// what sinks and a window share.
+  uint64_t bytes = 0;
 };
 
 /// scores[head][query][token], tokens counted through the blocks in their order; negative infinity

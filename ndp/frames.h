@@ -65,7 +65,7 @@ class FrameReader {
                                                   const Visible& visible, Unreadable unreadable,
                                                   const UseKv& use);
 
-  /// Bytes of frames that all calls decoded.
+  /// Bytes of tiles that all calls decoded.
   uint64_t bytes_read() const { return report_.bytes_read; }
 
  private:

@@ -15,7 +15,11 @@ namespace bowhead::ndp {
 class LineSet {
  public:
   explicit LineSet(compression::ConstBytes bytes) : first_(line_of(bytes.data())) {
-    if (!bytes.empty()) words_.resize((line_of(&bytes.back()) - first_) / 64 + 1);
+    if (bytes.empty()) return;
+    last_ = line_of(&bytes.back()) - first_;
+    words_.resize(last_ / 64 + 1);
+    before_ = reinterpret_cast<uintptr_t>(bytes.data()) % 64;
+    behind_ = 63 - reinterpret_cast<uintptr_t>(&bytes.back()) % 64;
   }
   void add(compression::ConstBytes some) {
     if (some.empty()) return;
@@ -42,9 +46,14 @@ class LineSet {
       bytes_ += 64 * static_cast<uint64_t>(std::popcount(words_[i]));
     }
   }
-  uint64_t bytes() const { return bytes_; }
+  /// Of these lines, as far as they are the bytes that this is about.
+  uint64_t bytes() const {
+    if (bytes_ == 0) return 0;
+    return bytes_ - (has(0) ? before_ : 0) - (has(last_) ? behind_ : 0);
+  }
 
  private:
+  bool has(uint64_t line) const { return (words_[line / 64] >> line % 64 & 1) != 0; }
   static uint64_t line_of(const uint8_t* at) { return reinterpret_cast<uintptr_t>(at) / 64; }
   template <class Each>
   void for_lines(compression::ConstBytes bytes, const Each& each) const {
@@ -53,7 +62,9 @@ class LineSet {
       each((line - first_) / 64, uint64_t{1} << (line - first_) % 64);
   }
 
-  uint64_t first_, bytes_ = 0;
+  uint64_t first_, bytes_ = 0;        // the first line; bytes in whole lines
+  uint64_t last_ = 0;                 // from the first one on
+  uint64_t before_ = 0, behind_ = 0;  // bytes of these two lines that are not
   std::vector<uint64_t> words_;
 };
 

@@ -14,8 +14,8 @@
 // (docs/frame.md: tiles that are not in planes, or hold infinities or NaN, or were written by an
 // older version), and all tokens for a query that holds such numbers.
 //
-// Bytes read are counted in whole lines of 64 bytes of memory, as the frames lie there, each line
-// once however often it is looked at: heads of frames and tiles, planes (a coded one has no rows:
+// Bytes read are counted in whole lines of 64 bytes of memory, as the frames lie there (of the
+// first and the last line the bytes of the frame), each line once however often it is looked at: heads of frames and tiles, planes (a coded one has no rows:
 // it is read whole), remainders and exceptions.
 //
 // Verified by their checksums are heads, when keys are opened; tiles that are read exactly; and

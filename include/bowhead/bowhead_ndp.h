@@ -60,10 +60,11 @@ extern "C" {
 
 /** @name States of a block after an operation
  * @{ */
-#define BH_NDP_READ 0u     /**< it is in the answer */
-#define BH_NDP_LEFT_OUT 1u /**< a part of it that was wanted, or its first bytes, cannot be read: it
+#define BH_NDP_READ 0u /**< it is in the answer */
+#define BH_NDP_LEFT_OUT \
+  1u                     /**< a part of it that was wanted, or its first bytes, cannot be read: it
                                 is in no answer. Tokens between two views may count as wanted */
-#define BH_NDP_LAPSED 2u   /**< its lease did not last */
+#define BH_NDP_LAPSED 2u /**< its lease did not last */
 /** @} */
 
 /** A flag of a request: a block that cannot be read is left out, and is no error. */
@@ -117,7 +118,10 @@ typedef struct bh_ndp_report {
   uint32_t struct_bytes; /**< sizeof */
   uint32_t left_out;     /**< blocks */
   uint64_t stored_bytes; /**< of the leased blocks together, with all of their layers */
-  uint64_t read_bytes;   /**< bytes of them that were read; by bh_ndp_topk() for each head anew */
+  uint64_t read_bytes;   /**< bytes of them that were read, but for the first ones of blocks that no
+                              query sees. What is read again counts again: by bh_ndp_topk() for each
+                              head, when a block was left out, and of a compressed block what sinks
+                              and a window share */
 } bh_ndp_report;
 
 /** @}

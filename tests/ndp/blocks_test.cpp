@@ -77,6 +77,11 @@ class Sequence {
     for (const Raw& raw : raw_) all += raw.tokens;
     return all;
   }
+  uint64_t stored_bytes() const {
+    uint64_t all = 0;
+    for (const StoredBlock& block : blocks_) all += block.bytes.size();
+    return all;
+  }
   /// For tests that change a frame.
   uint8_t* bytes_of(size_t block) { return const_cast<uint8_t*>(blocks_[block].bytes.data()); }
 
@@ -186,6 +191,7 @@ TEST_P(Blocks, ScoreAsTheirRowsDo) {
     ASSERT_TRUE(read) << read.error().message();
     EXPECT_TRUE(read->left_out.empty());
     EXPECT_EQ(read->bytes > 0, views.any().end > 0);
+    EXPECT_LE(read->bytes, sequence_.stored_bytes());
     for (uint32_t head = 0; head < heads_.heads; ++head) {
       ASSERT_TRUE(score(queries(head), sequence_.keys(1, heads_.first_head + head), views, wanted));
       for (size_t i = 0; i < wanted.size(); ++i)
@@ -371,6 +377,42 @@ TEST_P(Blocks, NameWhatCannotBeRead) {
   for (size_t i = 0; i < row_bytes(layout_, 0); ++i) EXPECT_EQ(rows[i], std::byte{0});
 }
 
+/// All is read, and counts once; also of a head that is searched.
+TEST(BytesRead, AreNoMoreThanAreStored) {
+  for (const RowOrder order : {RowOrder::HEADS_FIRST, RowOrder::TOKENS_FIRST}) {
+    const KvLayout layout = pairs_layout(NumberFormat::BF16, 1, 8, 64, order);
+    Sequence sequence(layout, 1);
+    for (const uint32_t tokens : {4u, 16u, 300u}) sequence.add(tokens, true);
+    sequence.add(50, false);
+    const auto values = random_values(size_t{8} * 64, 1);
+    std::vector<float> outputs(size_t{8} * 64), sums(8);
+    const auto attended = attend({sequence.blocks(), 0, 0, 8}, {values, 1, 1, {}}, outputs, sums);
+    ASSERT_TRUE(attended) << attended.error().message();
+    EXPECT_EQ(attended->bytes, sequence.stored_bytes());
+  }
+  const KvLayout keys = [] {
+    KvLayout layout = pairs_layout(NumberFormat::BF16, 1, 1, 64);
+    layout.parts = 1;
+    layout.value_channels = 0;
+    return layout;
+  }();
+  Sequence sequence(keys, 1);
+  sequence.add(300, true);
+  const auto values = random_values(64, 1);
+  const auto found = top_k({sequence.blocks(), 0, 0, 1}, {values, 1, 1, {}}, 300);
+  EXPECT_EQ(found->read.bytes, sequence.stored_bytes());
+}
+
+TEST(BytesRead, AreThoseOfTheRowsThatAreGathered) {
+  const KvLayout layout = pairs_layout(NumberFormat::BF16, 1, 2, 64);
+  Sequence sequence(layout, 1);
+  sequence.add(4096, false);
+  const uint32_t first = sequence.blocks()[0].first_token;
+  const std::vector<uint32_t> tokens = {first + 4095, first + 7, first, first + 7};
+  std::vector<std::byte> rows(size_t{2} * 4 * 128);
+  EXPECT_EQ(gather({sequence.blocks(), 0, 0, 2}, 1, tokens, rows)->bytes, 2u * 3 * 128);
+}
+
 /// Keys of one head cannot be read: the block is in the answer of no head.
 TEST(DamagedBlocks, AreLeftOutForAllHeads) {
   const KvLayout layout = pairs_layout(NumberFormat::BF16, 1, 3, 64);
@@ -406,9 +448,7 @@ TEST(DamagedBlocks, AreAllLeftOutByFewSearches) {
   const auto values = random_values(64, 1);
   std::vector<StoredBlock> good;
   std::vector<size_t> damaged;
-  uint64_t stored = 0;
   for (size_t b = 0; b < blocks.size(); ++b) {
-    stored += blocks[b].bytes.size();
     if (b % 2 == 0) {
       good.push_back(blocks[b]);
       continue;
@@ -426,7 +466,7 @@ TEST(DamagedBlocks, AreAllLeftOutByFewSearches) {
     EXPECT_EQ(found->hits, wanted->hits);
     EXPECT_EQ(found->read.left_out, damaged);
     EXPECT_GT(found->read.bytes, 2 * wanted->read.bytes);
-    EXPECT_LT(found->read.bytes, 4 * stored);
+    EXPECT_LT(found->read.bytes, 4 * sequence.stored_bytes());
   }
 }
 
