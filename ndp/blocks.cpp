@@ -409,15 +409,24 @@ class PlaneBlocks {
  public:
   PlaneBlocks(Blocks& blocks, std::span<const Queries> queries, const Views& views)
       : blocks_(blocks), queries_(queries), views_(views), whole_(blocks.count()) {
-    for (const Queries& of_head : queries)
-      for (uint32_t q = 0; q < of_head.count(); ++q) finite_ &= of_head.is_finite(q);
+    for (const Queries& of_head : queries) {
+      bool finite = true;
+      for (uint32_t q = 0; q < of_head.count(); ++q) finite &= of_head.is_finite(q);
+      finite_.push_back(finite);
+    }
   }
 
   /// Before anything else. Some blocks are left out then, if that is wanted.
   Result<void> open();
-  bool searches(size_t block) const {
+  bool searches(size_t block, uint32_t head) const {
     return !queries_[0].are_summed() && is_long_frame(block) &&
-           (!blocks_.together() || whole_[block]);
+           (!blocks_.together() || (whole_[block] && finite_[head]));
+  }
+  bool searches_all(size_t block) const {
+    for (uint32_t head = 0; head < blocks_.heads(); ++head) {
+      if (!searches(block, head)) return false;
+    }
+    return true;
   }
   Result<PlaneAnswer> search(uint32_t head, uint32_t k, double bytes_per_token);
 
@@ -442,7 +451,7 @@ class PlaneBlocks {
   Blocks& blocks_;
   const std::span<const Queries> queries_;
   const Views views_;
-  bool finite_ = true;  // all queries
+  std::vector<bool> finite_;  // by head: all of its queries
   /// Of all heads that lie side by side. None where a tile has no bounds for one of them: it would
   /// be decoded for each head anew.
   std::vector<std::optional<PlaneKeys>> whole_;
@@ -470,7 +479,8 @@ bool PlaneBlocks::can_be_cut(const PlaneKeys& whole) const {
 }
 
 Result<void> PlaneBlocks::open() {
-  if (!blocks_.together() || !finite_ || queries_[0].are_summed()) return {};
+  const bool none = std::find(finite_.begin(), finite_.end(), true) == finite_.end();
+  if (!blocks_.together() || none || queries_[0].are_summed()) return {};
   for (size_t b = 0; b < blocks_.count(); ++b) {
     if (!is_long_frame(b) || !is_wanted(b) || whole_[b]) continue;
     auto keys = open_keys(b, 0);
@@ -487,7 +497,7 @@ Result<void> PlaneBlocks::open_head(uint32_t head) {
   keys_.clear();
   numbers_.clear();
   for (size_t b = 0; b < blocks_.count(); ++b) {
-    if (!searches(b) || !is_wanted(b)) continue;
+    if (!searches(b, head) || !is_wanted(b)) continue;
     auto keys = blocks_.together()
                     ? whole_[b]->head(blocks_.channel_of(0, head), blocks_.layout().key_channels)
                     : open_keys(b, head);
@@ -505,7 +515,7 @@ Result<void> PlaneBlocks::open_head(uint32_t head) {
 Result<void> PlaneBlocks::leave_out_undecodable() {
   const auto use_nothing = [](uint32_t, const KvSpan&) -> Result<void> { return {}; };
   for (size_t b = 0; b < blocks_.count(); ++b) {
-    if (!searches(b)) continue;
+    if (!is_long_frame(b)) continue;
     if (auto good = blocks_.for_rows(b, Blocks::Want::KEYS, views_, use_nothing); !good)
       return good;
   }
@@ -566,8 +576,10 @@ Result<void> find_best(Blocks& blocks, PlaneBlocks& planes, std::span<const Quer
   if (auto good = blocks.for_values(Blocks::Want::KEYS, views.any(), add); !good) return good;
   if (auto good = planes.open(); !good) return good;
   for (size_t b = 0; b < blocks.count(); ++b) {
-    if (!blocks.is_framed(b) || planes.searches(b)) continue;
-    const auto add_one = [&](uint32_t head, const KvSpan& span) { return add(head, {&span, 1}); };
+    if (!blocks.is_framed(b) || planes.searches_all(b)) continue;
+    const auto add_one = [&](uint32_t head, const KvSpan& span) {
+      return planes.searches(b, head) ? Result<void>() : add(head, {&span, 1});
+    };
     if (auto good = blocks.for_rows(b, Blocks::Want::KEYS, views, add_one); !good) return good;
   }
   for (uint32_t head = 0; head < blocks.heads(); ++head) {

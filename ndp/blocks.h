@@ -80,8 +80,11 @@ struct BlockHits {
   BlocksRead read;
 };
 /// The k best keys of each query. Frames of kSearchedTokens or more are searched by their planes,
-/// others, and all where scores are summed, decoded. `bytes_per_token` above 0: from so many bytes
-/// for each visible token of a query, where they are searched; 0: exactly.
+/// with scores of double precision. Others are decoded, with scores of kScoreTolerance: all where
+/// scores are summed; and where the heads of a token lie side by side, those with a tile without
+/// bounds (PlaneKeys::head() says which) and, for heads with a query that is not finite, all.
+/// `bytes_per_token` above 0: from so many bytes for each visible token of a query, where they are
+/// searched and have bounds; 0: exactly.
 inline constexpr uint32_t kSearchedTokens = 256;
 Result<BlockHits> top_k(const HeadsOfBlocks& heads, const HeadQueries& queries, uint32_t k,
                         double bytes_per_token = 0);

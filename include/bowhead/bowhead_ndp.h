@@ -137,13 +137,19 @@ typedef struct bh_ndp_hit {
 /** The best keys of each query, by their scores; of equal ones the first comes first, and NaN last.
  * Scores of compressed blocks of 256 tokens or more are those of double precision, rounded once;
  * others are off as above, so that keys whose scores are nearer to each other may change places.
+ * There are exceptions, with scores that are off as above: requests with weights; and, of blocks
+ * whose tokens have their heads side by side (BH_ORDER_TOKENS_FIRST), those whose keys cannot be
+ * searched head by head, because the channels of a head are no multiple of 8, or because a part of
+ * the block has no first bits (it holds infinities or NaN, did not compress, or was stored by an
+ * earlier version), and all of them for heads with a query that is not finite.
  * @param pool the pool
  * @param request blocks, heads and queries
  * @param k number of keys for each query, 1 to 2^20; at most 2^24 for all queries of all heads,
  *     each of which counts as 256 or more
  * @param budget_bytes 0: exact. Above: from about so many bytes for each visible token and query,
  *     where blocks are compressed and have 256 tokens or more; scores are estimates then. That
- *     saves bytes and takes longer than an exact search
+ *     saves bytes and takes longer than an exact search. It changes nothing in the exceptions
+ *     above, in parts of any block that have no first bits, and for queries that are not finite
  * @param hits [head][query][k], the best first; behind those that were found undefined
  * @param counts [head][query]: the number that was found; k, or of all that are visible
  * @param report may be NULL

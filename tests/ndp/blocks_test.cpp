@@ -377,6 +377,23 @@ TEST_P(Blocks, NameWhatCannotBeRead) {
   for (size_t i = 0; i < row_bytes(layout_, 0); ++i) EXPECT_EQ(rows[i], std::byte{0});
 }
 
+/// Where heads lie side by side, a query that is not finite makes its head be decoded. The scores of
+/// other heads stay those of double precision.
+TEST(NotFinite, QueriesAreNoMatterToOtherHeads) {
+  const KvLayout layout = pairs_layout(NumberFormat::BF16, 1, 2, 64, RowOrder::TOKENS_FIRST);
+  Sequence sequence(layout, 1);
+  sequence.add(600, true);
+  auto values = random_values(size_t{2} * 64, 1);
+  values[3] = std::nanf("");
+  const auto both = top_k({sequence.blocks(), 0, 0, 2}, {values, 1, 1, {}}, 600);
+  const auto second =
+      top_k({sequence.blocks(), 0, 1, 1}, {std::span(values).subspan(64), 1, 1, {}}, 600);
+  ASSERT_TRUE(both && second);
+  EXPECT_TRUE(std::isnan(both->hits[0][0].score));
+  EXPECT_EQ(both->hits[0].size(), 600u);
+  EXPECT_EQ(both->hits[1], second->hits[0]);
+}
+
 /// All is read, and counts once; also of a head that is searched.
 TEST(BytesRead, AreNoMoreThanAreStored) {
   for (const RowOrder order : {RowOrder::HEADS_FIRST, RowOrder::TOKENS_FIRST}) {
