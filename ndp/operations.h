@@ -19,8 +19,8 @@
 //   |log-sum-exp - exact| <= kExpTolerance * max(1, |log-sum-exp|) + largest error of a score
 //
 // so that answers of any two instruction sets lie within twice that. NaN, in a query or a key,
-// makes the scores it takes part in NaN; infinity makes them infinite as IEEE arithmetic does, or,
-// where queries are not bf16, NaN. A score that is NaN or positive infinity makes its query's
+// makes the scores it takes part in NaN, and so does an infinity in a query for int8; other
+// infinities make them infinite as IEEE arithmetic does, or, where queries are not bf16, NaN. A score that is NaN or positive infinity makes its query's
 // output and log-sum-exp NaN.
 #pragma once
 

@@ -45,6 +45,10 @@ Result<Queries> Queries::of(std::span<const float> values, uint32_t count, uint3
     std::copy(query.begin(), query.end(), queries.floats_.begin() + q * queries.padded());
     queries.finite_.push_back(
         std::all_of(query.begin(), query.end(), [](float x) { return std::isfinite(x); }));
+    // Whole numbers have no infinity: such a query is NaN wherever its scores are computed.
+    if (keys == NumberFormat::INT8 && !queries.finite_.back())
+      std::fill_n(queries.floats_.begin() + q * queries.padded(), channels,
+                  std::numeric_limits<float>::quiet_NaN());
   }
   if (keys == NumberFormat::FP16)
     queries.set_floats();

@@ -156,11 +156,16 @@ TEST(NotANumber, InAQueryShowsInItsScores) {
     const KeySpan span{0, {number, kChannels, 1, ones.data(), kChannels * 2}};
     for (const uint32_t at : {0u, 30u, kChannels - 1}) {
       std::vector<float> query(kChannels, 1);
-      query[at] = kNan;
-      const auto queries = Queries::of(query, 1, kChannels, 1, number).value();
-      float score = 0;
-      ASSERT_TRUE(ndp::score(queries, std::span(&span, 1), {}, {&score, 1}));
-      EXPECT_TRUE(std::isnan(score)) << number_name(number) << " " << at;
+      for (const float odd : {kNan, kInfinity}) {
+        if (odd == kInfinity && number != NumberFormat::INT8) continue;
+        query[at] = odd;
+        const auto queries = Queries::of(query, 1, kChannels, 1, number).value();
+        for (const ndp::Kernels* kernels : ndp::kernels_here()) {
+          std::array<float, ndp::kTileTokens> scores{};
+          kernels->score(queries, span.keys, 0, 1, scores.data());
+          EXPECT_TRUE(std::isnan(scores[0])) << number_name(number) << " " << at;
+        }
+      }
     }
   }
 }
