@@ -860,7 +860,8 @@ float exponentials(float* values, float largest) {
 void soft_cap(float* values, float cap) {
   const __m512 one = _mm512_set1_ps(1), sign = _mm512_set1_ps(-0.0f);
   for (uint32_t i = 0; i < kTileTokens; i += 16) {
-    const __m512 x = _mm512_div_ps(_mm512_loadu_ps(values + i), _mm512_set1_ps(cap));
+    const __m512 value = _mm512_loadu_ps(values + i);
+    const __m512 x = _mm512_div_ps(value, _mm512_set1_ps(cap));
     const __m512 size = _mm512_andnot_ps(sign, x), square = _mm512_mul_ps(x, x);
     const __m512 power = exponential(_mm512_mul_ps(size, _mm512_set1_ps(-2)));
     __m512 series = _mm512_set1_ps(-17.0f / 315);
@@ -870,7 +871,9 @@ void soft_cap(float* values, float cap) {
     const __mmask16 near = _mm512_cmp_ps_mask(size, _mm512_set1_ps(0.25f), _CMP_LT_OQ);
     const __m512 tanh = _mm512_mask_blend_ps(near, far, _mm512_fmadd_ps(size, series, size));
     const __m512 with_sign = _mm512_or_ps(tanh, _mm512_and_ps(sign, x));
-    _mm512_storeu_ps(values + i, _mm512_mul_ps(with_sign, _mm512_set1_ps(cap)));
+    const __mmask16 at_zero = _mm512_cmp_ps_mask(size, _mm512_set1_ps(0x1p-12f), _CMP_LT_OQ);
+    const __m512 capped = _mm512_mul_ps(with_sign, _mm512_set1_ps(cap));
+    _mm512_storeu_ps(values + i, _mm512_mask_blend_ps(at_zero, capped, value));
   }
 }
 

@@ -251,15 +251,16 @@ float exponentials(float* values, float largest) {
   return sum_of(sum);
 }
 
-/// By the exponential; near zero, where its bits cancel, by the series up to x^7.
+/// By the exponential; near zero, where its bits cancel, by the series up to x^7; and nearer, where
+/// the quotient may be denormal, not at all.
 void soft_cap(float* values, float cap) {
   for (uint32_t i = 0; i < kTileTokens; i += kLanes) {
-    const Floats x = load<Floats>(values + i) / cap;
+    const Floats value = load<Floats>(values + i), x = value / cap;
     const Floats size = choose(x < 0, -x, x), square = x * x;
     const Floats power = exponential(size * -2.0f);
     const Floats series = ((square * (-17.0f / 315) + 2.0f / 15) * square - 1.0f / 3) * square;
     const Floats tanh = choose(size < 0.25f, size + size * series, (1.0f - power) / (1.0f + power));
-    store(values + i, choose(x < 0, -tanh, tanh) * cap);
+    store(values + i, choose(size < 0x1p-12f, value, choose(x < 0, -tanh, tanh) * cap));
   }
 }
 

@@ -29,7 +29,9 @@
  *
  * Numbers. Keys and values are bf16, fp16, fp8 or int8, without scales. A score is the sum of
  * products of a query and a key, times the scale; it is off by at most 2^-14 of the same sum of
- * their sizes, where for int8 each number of a query counts as its largest. NaN in a query or a key
+ * their sizes, where for int8 each number of a query counts as its largest. That holds in the range
+ * of floats: where these sums of sizes are below 2^120, before the scale and behind it (above,
+ * scores may be infinite or NaN), and but for errors of 2^-110. NaN in a query or a key
  * makes the scores that it takes part in NaN; so does an infinity in a query for int8. Keys have up
  * to 1,024 channels.
  *
