@@ -10,6 +10,17 @@
 #include "ndp/rows.h"
 
 namespace bowhead::ndp {
+namespace {
+
+/// A finite number stays so: what its word lacks is in the second term.
+uint16_t word_of(float value) {
+  constexpr uint16_t kInfinite = 0x7F80;
+  const uint16_t word = to_bf16(value);
+  const bool rounded_up = (word & 0x7FFF) == kInfinite && std::isfinite(value);
+  return static_cast<uint16_t>(word - (rounded_up ? 1 : 0));
+}
+
+}  // namespace
 
 Result<Queries> Queries::of(std::span<const float> values, uint32_t count, uint32_t channels,
                             float scale, NumberFormat keys, float soft_cap) {
@@ -101,7 +112,7 @@ void Queries::set_bf16() {
   for (size_t i = 0; i < all; ++i) {
     const size_t within = i % 64, quarter = within / 16, second = within / 8 % 2;
     const size_t to = unpacked ? i - within + second * 32 + quarter * 8 + within % 8 : i;
-    words[to] = to_bf16(floats_[i]);
+    words[to] = word_of(floats_[i]);
     if (exact) continue;
     const float rest = floats_[i] - from_bf16(words[to]);
     words[all + to] = std::isfinite(rest) ? to_bf16(rest) : uint16_t{0};
@@ -127,14 +138,12 @@ void Queries::set_integers() {
       const float size = std::abs(from[c]);  // NaN stays, whatever comes behind it
       largest = std::isnan(largest) || size <= largest ? largest : size;
     }
-    // If the largest is NaN or infinite, every score is NaN.
-    const float unit =
-        std::isfinite(largest) ? largest / kMost : std::numeric_limits<float>::quiet_NaN();
-    factors_[q] *= unit;
+    // If the largest is NaN, every score is. The unit of a small one would be a denormal float.
+    const double unit = static_cast<double>(largest) / kMost;
+    factors_[q] = static_cast<float>(static_cast<double>(scale_) * unit);
     if (!(unit > 0)) continue;
     for (uint32_t c = 0; c < channels_; ++c) {
-      const float most = kMost;
-      const auto whole = static_cast<int32_t>(std::lround(std::clamp(from[c] / unit, -most, most)));
+      const auto whole = static_cast<int32_t>(std::lround(static_cast<double>(from[c]) / unit));
       const int32_t high = (whole + 128) >> 8;
       bytes[q * size_t{padded()} + c] = static_cast<uint8_t>(high);
       bytes[all + q * size_t{padded()} + c] = static_cast<uint8_t>(whole - high * 256);

@@ -12,6 +12,7 @@
 #include <limits>
 
 #include "ndp/kernels.h"
+#include "ndp/numbers.h"
 #include "ndp/plane_keys.h"
 #include "tests/ndp/check.h"
 
@@ -100,6 +101,32 @@ TEST(Operations, OfInt8DoNotOverflow) {
           EXPECT_NEAR(score, want, std::abs(want) * ndp::kScoreTolerance);
       }
     }
+  }
+}
+
+/// As kernels of two terms have them: words of bf16, and bytes of whole numbers times the factor.
+TEST(Operations, OfTheLargestAndTheSmallestQueries) {
+  constexpr uint32_t kChannels = 64;
+  const float most = std::numeric_limits<float>::max();
+  const std::vector<float> large(kChannels, most);
+  const auto words = Queries::of(large, 1, kChannels, 1, NumberFormat::BF16).value();
+  ASSERT_EQ(words.terms(), 2u);
+  EXPECT_EQ(words.group(0, 0)[0], 0x7F7F7F7Fu);
+  const auto rest = static_cast<double>(ndp::from_bf16(words.group(0, 1)[0] & 0xFFFF));
+  EXPECT_NEAR(static_cast<double>(ndp::from_bf16(0x7F7F)) + rest, static_cast<double>(most),
+              static_cast<double>(most) * 0x1p-16);
+  for (const float size : {1e-36f, 1e-30f, 1.0f, most}) {
+    std::vector<float> values(kChannels, size);
+    values[1] = size / 3;
+    const auto bytes = Queries::of(values, 1, kChannels, 1, NumberFormat::INT8).value();
+    const auto number = [&](uint32_t c) {
+      const auto part = [&](uint32_t term) {
+        return static_cast<int8_t>(bytes.group(0, term)[0] >> c * 8);
+      };
+      return static_cast<double>(part(0) * 256 + part(1)) * static_cast<double>(*bytes.factors(0));
+    };
+    for (const uint32_t c : {0u, 1u})
+      EXPECT_NEAR(number(c), static_cast<double>(values[c]), static_cast<double>(size) * 0x1p-14);
   }
 }
 
