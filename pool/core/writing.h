@@ -107,7 +107,6 @@ class Writing {
     return allocator_.reserve(room_for(content, key.bytes.size()), kSafe);
   }
   std::optional<Block> make_room(const Content& content, const Key& key);
-  Status why_no_reservation(uint64_t block_bytes);
   Begun begun_with(const Key& key, const Content& content, const Block& block);
   void write_value(Begun& put, std::span<const ConstSpan> value);
   Status store(Begun put, std::span<const ConstSpan> value);
@@ -393,8 +392,13 @@ Result<Reservation> Writing<A>::reserve(const Key& key, uint64_t length_bytes,
   // Not in custody: a zombie may write there with the caller, and the checksum would cover that.
   const uint64_t room = c_.layout.block_bytes(
       length_bytes, Layout::key_line_bytes(key.bytes.size(), user_metadata.size()));
-  const auto block = space_.reserve_block(room, kSafe);
-  if (!block) return c_.ended() ? c_.gone() : why_no_reservation(room);
+  auto block = space_.reserve_block(room, kSafe);
+  if (!block) block = allocator_.reserve(room);
+  if (!block) return c_.ended() ? c_.gone() : Status::NO_SPACE;
+  if (extents_.copy_only(c_.layout.extent_of_slot(block->slot))) {
+    allocator_.release(*block);
+    return Status::BUSY;
+  }
   if (wipe) retirement_.promise_wipe(*block);
   reservation.data = c_.access.payload(block->offset);
   reservation.offset = block->offset;
@@ -402,14 +406,6 @@ Result<Reservation> Writing<A>::reserve(const Key& key, uint64_t length_bytes,
   reservation.token = c_.load_state(block->word_at).pack();
   reservation.word_offset = block->word_at;
   return reservation;
-}
-
-/// Space in custody will be safe once its host is known to have stopped.
-template <class A>
-Status Writing<A>::why_no_reservation(uint64_t block_bytes) {
-  const auto in_custody = allocator_.reserve(block_bytes);
-  if (in_custody) allocator_.release(*in_custody);
-  return in_custody ? Status::BUSY : Status::NO_SPACE;
 }
 
 template <class A>
