@@ -39,7 +39,7 @@ constexpr SeededBug kSeededBugs[] = {
      .kind = Kind::REGION,
      .part = BH_PART_HEARTBEAT,
      .focus = Focus::LEASES,
-     .first_seed = 25900},
+     .first_seed = 18500},
     of_part(
         "slot-not-published", Lie::NO_FLUSH, BH_PART_SLOT, Focus::LEASES,
         "to join and at each heartbeat a host reads its slot line back from the memory; dropping "
