@@ -85,8 +85,8 @@ struct FrameInfo {
 /// DAMAGED, UNSUPPORTED_CODEC.
 Result<FrameInfo> frame_info(ConstBytes frame);
 
-/// Whether the bytes of a frame stay as they are while they are decoded. Those of a leased block may
-/// change if its lease lapses meanwhile: then the values are wrong, or the frame seems to be damaged.
+/// Whether the bytes of a frame stay as they are while they are decoded. Those of a leased block
+/// may change if its lease lapses: then the values are wrong, or the frame seems to be damaged.
 enum class FrameBytes { STAY, MAY_CHANGE };
 
 struct ReadReport {

@@ -20,10 +20,10 @@
 //
 // so that answers of any two instruction sets lie within twice that. That holds in the range of
 // floats: sums of |q k| are below 2^120, before the scale and behind it, and sizes down to 2^-110
-// are of no matter (float sums overflow to infinity and NaN, and lose small numbers). NaN, in a query or a key,
-// makes the scores it takes part in NaN, and so does an infinity in a query for int8; other
-// infinities make them infinite as IEEE arithmetic does, or, where queries are not bf16, NaN. A score that is NaN or positive infinity makes its query's
-// output and log-sum-exp NaN.
+// are of no matter (float sums overflow to infinity and NaN, and lose small numbers). NaN, in a
+// query or a key, makes the scores it takes part in NaN, and so does an infinity in a query for
+// int8; other infinities make them infinite as IEEE arithmetic does, or, where queries are not
+// bf16, NaN. A score that is NaN or positive infinity makes its query's output and log-sum-exp NaN.
 #pragma once
 
 #include <cmath>

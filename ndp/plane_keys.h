@@ -15,8 +15,9 @@
 // older version), and all tokens for a query that holds such numbers.
 //
 // Bytes read are counted in whole lines of 64 bytes of memory, as the frames lie there (of the
-// first and the last line the bytes of the frame), each line once however often it is looked at: heads of frames and tiles, planes (a coded one has no rows:
-// it is read whole), remainders and exceptions.
+// first and the last line the bytes of the frame), each line once however often it is looked at:
+// heads of frames and tiles, planes (a coded one has no rows: it is read whole), remainders and
+// exceptions.
 //
 // Verified by their checksums are heads, when keys are opened; tiles that are read exactly; and
 // first planes, with those that have one checksum with them: in one pass of all tiles, else of

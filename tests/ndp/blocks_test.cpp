@@ -377,8 +377,8 @@ TEST_P(Blocks, NameWhatCannotBeRead) {
   for (size_t i = 0; i < row_bytes(layout_, 0); ++i) EXPECT_EQ(rows[i], std::byte{0});
 }
 
-/// Where heads lie side by side, a query that is not finite makes its head be decoded. The scores of
-/// other heads stay those of double precision.
+/// Where heads lie side by side, a query that is not finite makes its head be decoded. The scores
+/// of other heads stay those of double precision.
 TEST(NotFinite, QueriesAreNoMatterToOtherHeads) {
   const KvLayout layout = pairs_layout(NumberFormat::BF16, 1, 2, 64, RowOrder::TOKENS_FIRST);
   Sequence sequence(layout, 1);
