@@ -2,6 +2,7 @@
 // Context: the pool, and the host, life and process as which the core runs on it.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 
 #include "base/coherence.h"
@@ -33,6 +34,10 @@ struct Context {
   uint32_t incarnation = 0;
   uint32_t process = 0;
   Events* events = nullptr;  ///< null: events are not published
+  /// Sets of media with few index entries left, a bit for each in the order of the list: extents of
+  /// others are carved first. A hint, read and written without order: where the list has just
+  /// changed, other sets may be meant.
+  std::atomic<uint64_t> crowded_sets{0};
 
   /// The pool has one host: the protocol between hosts is not needed.
   bool alone() const { return layout.geometry().host_count == 1; }

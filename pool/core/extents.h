@@ -105,17 +105,6 @@ class Extents {
     return (terms.in_custody || !copy_only(extent)) && c_.layout.takes_blocks(extent);
   }
 
-  /// Extents of these sets, by their places in the list of sets, are carved only if no others can
-  /// be. A hint: where the list has just changed, other sets may be meant.
-  void carve_last(uint64_t sets) { last_sets_.store(sets, std::memory_order_relaxed); }
-  bool is_in(uint64_t extent, uint64_t sets) const {
-    const std::vector<Set>& list = c_.layout.sets().list;
-    for (size_t i = 0; i < list.size(); ++i) {
-      if (extent - list[i].first_extent < list[i].extent_count) return (sets >> i & 1) != 0;
-    }
-    return false;
-  }
-
   /// map_writable() comes before a store into an extent of this host, map_read_only() after it gave
   /// extents away: no other host's extent stays writable (rule R1). An extent comes back in a later
   /// epoch, so a late map_read_only() and a map_writable() of it meet at the lock.
@@ -362,7 +351,6 @@ class Extents {
   std::vector<std::atomic<uint64_t>> writable_since_;
   std::atomic<uint64_t> recount_next_{0};  ///< extent at which recount_some() goes on
   FreeFrom free_from_;
-  std::atomic<uint64_t> last_sets_{0};  ///< a hint, read and written without order
 };
 
 template <class A>
@@ -408,7 +396,7 @@ std::array<uint64_t, 2> Extents<A>::spans_for(uint64_t block_bytes) const {
 template <class A>
 std::optional<uint64_t> Extents<A>::carve(uint64_t block_bytes, Terms terms) {
   for (const uint64_t span : spans_for(block_bytes)) {
-    const uint64_t last = last_sets_.load(std::memory_order_relaxed);
+    const uint64_t last = c_.crowded_sets.load(std::memory_order_relaxed);
     auto head = claim_run(span, terms, last);
     if (!head && last != 0) head = claim_run(span, terms, 0);
     if (!head) continue;
@@ -439,7 +427,7 @@ std::optional<uint64_t> Extents<A>::claim_run(uint64_t span, Terms terms, uint64
   for (uint64_t i = 0; i < extents; ++i) {
     const uint64_t e = span == 1 ? (from + i) % extents : extents - 1 - i;
     const bool fits = span == 1 ? suits(e, terms) : !copy_only(e);
-    run = is_free(e) && fits && (but_sets == 0 || !is_in(e, but_sets)) ? run + 1 : 0;
+    run = is_free(e) && fits && (but_sets == 0 || !c_.layout.is_in(e, but_sets)) ? run + 1 : 0;
     if (run < span) continue;
     if (claim_at(e, span)) return e;
     run = 0;

@@ -181,6 +181,15 @@ class Layout {
     }
     return nullptr;
   }
+  /// Whether one of these sets has it: a bit for each, in the order of the list.
+  bool is_in(uint64_t extent, uint64_t sets_by_place) const {
+    const std::vector<Set>& list = sets().list;
+    for (size_t i = 0; i < list.size(); ++i) {
+      if (extent - list[i].first_extent < list[i].extent_count)
+        return (sets_by_place >> i & 1) != 0;
+    }
+    return false;
+  }
   /// Of a number below extent_end().
   bool has_extent(uint64_t extent) const {
     return sets().list.size() == 1 || set_of(extent) != nullptr;

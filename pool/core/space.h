@@ -206,7 +206,7 @@ void Space<A>::evict_by_watermark(uint64_t bytes_put) {
   if (put < watch_after_ * (c_.layout.payload_bytes() / 1024)) return;
   unwatched_bytes_ = 0;
   const Used now = used();
-  extents_.carve_last(now.crowded);
+  c_.crowded_sets.store(now.crowded, std::memory_order_relaxed);
   if (!evicts) return;
   const uint64_t most = std::max(now.space_permille, now.index_permille);
   // Other processes put, too: each may put as much until it looks.
@@ -463,8 +463,8 @@ bool Space<A>::evict_block(uint64_t slot) {
   return named && retirement_.retire_entry(*named, BH_COUNTER_EVICTIONS);
 }
 
-/// Evicts some blocks whose time to live is over; returns how many. Those that cannot be evicted now
-/// have their turn again a second later.
+/// Evicts some blocks whose time to live is over; returns how many. Those that cannot be evicted
+/// now have their turn again a second later.
 template <class A>
 uint64_t Space<A>::evict_expired() {
   const auto expired = attributes_.take_expired(kBatch);
@@ -572,8 +572,8 @@ void Space<A>::choose_from_sample(uint32_t except_pins) {
   std::sort(victims_.rbegin(), victims_.rend(), older);
 }
 
-/// Lists the slabs with blocks that may be evicted; where it is entries that are short, those of sets
-/// that have few left. The list may be out of date: evict() skips a slot whose word is not
+/// Lists the slabs with blocks that may be evicted; where it is entries that are short, those of
+/// sets that have few left. The list may be out of date: evict() skips a slot whose word is not
 /// COMMITTED.
 template <class A>
 void Space<A>::list_slabs() {
@@ -584,7 +584,7 @@ void Space<A>::list_slabs() {
   const bool entries_are_short = now.space_permille < low && now.index_permille >= low;
   extents_.for_each_slab([&](const Slab& slab) {
     if (used_blocks(slab) == 0 || !extents_.writable(slab.head)) return;
-    if (entries_are_short && now.crowded != 0 && !extents_.is_in(slab.head, now.crowded)) return;
+    if (entries_are_short && now.crowded != 0 && !c_.layout.is_in(slab.head, now.crowded)) return;
     slabs_.push_back(slab);
     slab_groups_ += groups_in(slab);
   });

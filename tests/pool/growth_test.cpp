@@ -500,8 +500,8 @@ TEST_F(Growth, AValueMayTakeMostOfTheLargestSet) {
   EXPECT_EQ(pool.put("larger", bytes(200 * kMiB, 1)), Status::VALUE_TOO_LARGE);
 }
 
-/// A host that grows the pool has all extents of the new set, but its share of the set's entries: of
-/// small blocks, more fit there than it has entries for.
+/// A host that grows the pool has all extents of the new set, but its share of the set's entries:
+/// of small blocks, more fit there than it has entries for.
 TEST_F(Growth, EntriesOfASetAreNotUsedUp) {
   CreateOptions of = options(8);
   of.min_block_bytes = 4096;

@@ -65,7 +65,8 @@ CLI::Validator size_in_bytes(Limits<uint64_t> limits) {
         const auto unit = take_unit(digits);
         const auto number = unit ? parse<uint64_t>(digits) : std::nullopt;
         if (!number || *number > std::numeric_limits<uint64_t>::max() / *unit)
-          return fmt::format("'{}' is not a size: give bytes, or a whole number with K, M, G or T", text);
+          return fmt::format("'{}' is not a size: give bytes, or a whole number with K, M, G or T",
+                             text);
         const uint64_t bytes = *number * *unit;
         if (bytes < limits.least || bytes > limits.most)
           return fmt::format("'{}' is out of range: give {} bytes", text, range_text(limits));
