@@ -22,14 +22,12 @@ namespace {
 using compression::Shape;
 
 Error refuse(std::string why) { return {Status::INVALID_ARGUMENT, std::move(why)}; }
-Error refuse(size_t block, const std::string& why) {
-  return refuse(fmt::format("block {}: {}", block, why));
+std::string name_of(std::span<const StoredBlock> blocks, size_t block) {
+  const std::string& name = blocks[block].name;
+  return name.empty() ? fmt::format("block {}", block) : name;
 }
-
-Error cannot_read(size_t block, const Error& error) {
-  return is_unreadable(error.status)
-             ? Error{error.status, fmt::format("block {}: {}", block, status_text(error.status))}
-             : error;
+Error refuse(std::span<const StoredBlock> blocks, size_t block, const std::string& why) {
+  return refuse(fmt::format("{}: {}", name_of(blocks, block), why));
 }
 
 bool same(const Shape& a, const Shape& b) {
@@ -58,7 +56,7 @@ Result<void> check_layout_of(const HeadsOfBlocks& heads) {
   for (size_t i = 1; i < heads.blocks.size(); ++i) {
     if (heads.blocks[i].layout == &layout) continue;
     if (const auto text = difference(*heads.blocks[i].layout, layout))
-      return refuse(i, "its layout is not that of block 0: " + *text);
+      return refuse(heads.blocks, i, "its layout is not that of block 0: " + *text);
   }
   return {};
 }
@@ -74,11 +72,13 @@ class Blocks {
       const StoredBlock& block = heads.blocks[i];
       const auto tokens = tokens_of(block);
       if (!tokens || *tokens == 0 || *tokens > std::numeric_limits<uint32_t>::max())
-        return refuse(i, fmt::format("a value of {} bytes has no whole number of tokens of {}",
-                                     block.value_bytes, to_text(*block.layout)));
+        return refuse(heads.blocks, i,
+                      fmt::format("a value of {} bytes has no whole number of tokens of {}",
+                                  block.value_bytes, to_text(*block.layout)));
       if (!block.framed && block.bytes.size() != block.value_bytes)
-        return refuse(i, fmt::format("{} bytes are stored of a value of {}", block.bytes.size(),
-                                     block.value_bytes));
+        return refuse(heads.blocks, i,
+                      fmt::format("{} bytes are stored of a value of {}", block.bytes.size(),
+                                  block.value_bytes));
       blocks.tokens_.push_back(static_cast<uint32_t>(*tokens));
       held.push_back({block.first_token, blocks.tokens_.back(), i});
     }
@@ -113,6 +113,12 @@ class Blocks {
   }
   bool is_seen(size_t block, const Views& views) const {
     return views.have_some(first_token(block), tokens(block));
+  }
+  std::string name(size_t block) const { return name_of(heads_.blocks, block); }
+  Error cannot_read(size_t block, const Error& error) const {
+    return is_unreadable(error.status)
+               ? Error{error.status, fmt::format("{}: {}", name(block), status_text(error.status))}
+               : error;
   }
   bool is_framed(size_t block) const { return heads_.blocks[block].framed; }
   bool is_left_out(size_t block) const { return left_out_[block]; }
@@ -188,7 +194,7 @@ class Blocks {
       if (!is_framed(i)) continue;
       const auto wanted = compression::shape_of(layout(), heads_.blocks[i].value_bytes);
       if (!wanted)
-        return Error{wanted.status(), fmt::format("block {}: {}", i, wanted.error().detail)};
+        return Error{wanted.status(), fmt::format("{}: {}", name(i), wanted.error().detail)};
       const auto info = compression::frame_info(frame(i));
       const bool fits = info && same(info->shape, *wanted);
       if (fits) {
@@ -202,9 +208,9 @@ class Blocks {
         leave_out(i);
         continue;
       }
-      return Error{status, info ? fmt::format("block {}: its frame does not fit its layout, {}", i,
+      return Error{status, info ? fmt::format("{}: its frame does not fit its layout, {}", name(i),
                                               to_text(layout()))
-                                : fmt::format("block {}: {}", i, info.error().detail)};
+                                : fmt::format("{}: {}", name(i), info.error().detail)};
     }
     return {};
   }
@@ -336,6 +342,9 @@ Result<void> Blocks::for_frame(size_t block, uint32_t first, uint32_t end, Want 
 /// The queries of each head, for keys of the blocks.
 Result<std::vector<Queries>> queries_of(const Blocks& blocks, const HeadQueries& queries) {
   const uint32_t channels = blocks.layout().key_channels;
+  if (channels > kMaxChannels)
+    return refuse(
+        fmt::format("keys of {} channels: up to {} are possible", channels, kMaxChannels));
   const size_t each = size_t{queries.count} * channels;
   if (queries.count > kMaxQueries || queries.values.size() != each * blocks.heads())
     return refuse(fmt::format(
@@ -443,7 +452,7 @@ class PlaneBlocks {
   bool can_be_cut(const PlaneKeys& whole) const;
   /// Leaves the block out, if that is wanted.
   Result<void> unreadable(size_t block, const Error& error) {
-    if (!blocks_.skips() || !is_unreadable(error.status)) return cannot_read(block, error);
+    if (!blocks_.skips() || !is_unreadable(error.status)) return blocks_.cannot_read(block, error);
     blocks_.leave_out(block);
     return {};
   }
@@ -723,7 +732,7 @@ Result<uint64_t> pages_of(std::span<const StoredBlock> blocks, uint32_t page_tok
   uint64_t pages = 0;
   for (size_t i = 0; i < blocks.size(); ++i) {
     const auto tokens = tokens_of(blocks[i]);
-    if (!tokens) return refuse(i, "its length fits no number of tokens");
+    if (!tokens) return refuse(blocks, i, "its length fits no number of tokens");
     pages += (*tokens + page_tokens - 1) / page_tokens;
   }
   return pages;

@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/kv_layout.h"
@@ -34,6 +35,7 @@ struct StoredBlock {
   bool framed = false;
   uint64_t value_bytes = 0;  ///< length of the value
   uint32_t first_token = 0;  ///< position in the sequence
+  std::string name = {};     ///< in errors; empty: "block" and its number
 };
 
 /// Some heads of one layer, by their numbers in the blocks.
@@ -65,8 +67,8 @@ struct BlocksRead {
   /// are in no answer.
   std::vector<size_t> left_out;
   /// Of the blocks, as they are stored, but for the first bytes of blocks that no query sees. What
-  /// is read again counts again: by top_k() for each head, when a block was left out, and of a frame
-  /// what sinks and a window share.
+  /// is read again counts again: by top_k() for each head, when a block was left out, and of a
+  /// frame what sinks and a window share.
   uint64_t bytes = 0;
 };
 

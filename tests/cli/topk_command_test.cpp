@@ -2,6 +2,7 @@
 // topk: the same tokens of compressed blocks and others, and errors for what cannot be searched.
 #include <cmath>
 #include <cstring>
+#include <fstream>
 
 #include "base/random.h"
 #include "tests/cli/run.h"
@@ -76,6 +77,16 @@ TEST_F(TopKCommand, TheTableSaysWhatWasRead) {
   EXPECT_NE(outcome.out.find("that 600 tokens take"), std::string::npos) << outcome.out;
 }
 
+/// A score of 5e-7 is no zero.
+TEST_F(TopKCommand, TheTableShowsSmallScores) {
+  std::vector<float> query(kChannels, 0.0f);
+  query[0] = 1e-6f;
+  write("small", std::string(reinterpret_cast<const char*>(query.data()), query.size() * 4));
+  const Outcome outcome = topk({"a", "--queries", path("small"), "-k", "1"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("e-07"), std::string::npos) << outcome.out;
+}
+
 TEST_F(TopKCommand, QueriesComeFromAFileOrStandardInput) {
   std::vector<float> queries(2 * kChannels, 0.0f);
   queries[0] = 1;
@@ -96,6 +107,26 @@ TEST_F(TopKCommand, QueriesComeFromAFileOrStandardInput) {
   EXPECT_NE(odd.err.find("511 bytes"), std::string::npos) << odd.err;
 }
 
+TEST_F(TopKCommand, ADamagedBlockIsNamedByItsKey) {
+  create(file_locator());
+  for (const std::string key : {"a", "b"})
+    ASSERT_EQ(run({"put", file_locator(), key, path(key), "--number", "bf16", "--channels", "64",
+                   "--heads", "2", "--compress", "fast"})
+                  .code,
+              0);
+  const auto listed = json_of(run({"ls", file_locator(), "--json"}));
+  for (const auto& block : listed["blocks"]) {
+    if (block["key"] != "b") continue;
+    std::fstream file(path("pool"), std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(block["offset"].get<std::streamoff>());
+    file.write("no frame", 8);
+    ASSERT_TRUE(file.good());
+  }
+  const Outcome outcome = run({"topk", file_locator(), "a", "b", "--like", "0"});
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_NE(outcome.err.find("key 'b'"), std::string::npos) << outcome.err;
+}
+
 TEST_F(TopKCommand, WhatCannotBeSearchedIsNamed) {
   struct Wrong {
     Arguments more;
@@ -104,6 +135,11 @@ TEST_F(TopKCommand, WhatCannotBeSearchedIsNamed) {
     const char* says;
   };
   ASSERT_EQ(run({"put", shm_locator(), "text", "--namespace", "opaque"}, "hello").code, 0);
+  write("wide", std::string(4096, 'x'));
+  ASSERT_EQ(run({"put", shm_locator(), "wide", path("wide"), "--namespace", "wide", "--number",
+                 "bf16", "--channels", "2048"})
+                .code,
+            0);
   const Wrong wrongs[] = {
       {{"a", "nothing"}, "coded", 1, "'nothing'"},
       {{"a"}, "none", 1, "no namespace 'none'"},
@@ -115,7 +151,8 @@ TEST_F(TopKCommand, WhatCannotBeSearchedIsNamed) {
       {{"a", "--like", "300"}, "coded", 2, "token 300"},
       {{"a", "-k", "0"}, "coded", 2, "--best"},
       {{"a", "--budget", "-1"}, "coded", 2, "--budget"},
-      {{"a", "--queries", path("missing")}, "coded", 3, "missing"},
+      {{"nothing", "--queries", path("missing")}, "coded", 3, "missing"},  // read first
+      {{"wide"}, "wide", 2, "keys of 2048 channels"},
       {{"a", "--queries", "-", "--like", "1"}, "coded", 2, "--like"},
       {{}, "coded", 2, "keys"},
   };

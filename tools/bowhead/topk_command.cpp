@@ -54,12 +54,13 @@ class Leases {
           {reinterpret_cast<const uint8_t*>(lease->data), lease->stored_bytes},
           lease->codec == BH_CODEC_FRAME,
           lease->length_bytes,
-          static_cast<uint32_t>(next)};
+          static_cast<uint32_t>(next),
+          fmt::format("key '{}'", key_text(key))};
       leases_.push_back(std::move(*lease));
+      blocks_.push_back(block);
       next += ndp::tokens_of(block).value_or(0);
       if (next > UINT32_MAX)
         return Error{Status::INVALID_ARGUMENT, "more tokens than positions of 32 bits: give fewer"};
-      blocks_.push_back(block);
     }
     return {};
   }
@@ -75,10 +76,15 @@ class Leases {
     return all;
   }
   /// Whether all blocks stayed as they were.
-  Status release() {
-    Status all = Status::OK;
-    for (Lease& lease : leases_) {
-      if (const Status status = pool_.release(lease); status != Status::OK) all = status;
+  Result<void> release() {
+    Result<void> all;
+    for (size_t i = 0; i < leases_.size(); ++i) {
+      const Status status = pool_.release(leases_[i]);
+      if (status == Status::OK || !all) continue;
+      all = status == Status::LAPSED
+                ? Error{status, fmt::format("{}: it did not stay while it was read: try again",
+                                            blocks_[i].name)}
+                : Error{status, {}};
     }
     leases_.clear();
     return all;
@@ -90,19 +96,26 @@ class Leases {
   std::vector<ndp::StoredBlock> blocks_;
 };
 
-Result<std::vector<float>> queries_of_file(const std::string& path, uint32_t channels) {
-  const auto bytes = read_input(path, uint64_t{ndp::kMaxQueries} * channels * sizeof(float));
-  if (!bytes && bytes.status() != Status::VALUE_TOO_LARGE) return bytes.error();
+Result<std::string> read_queries(const std::string& path) {
+  auto bytes = read_input(path, uint64_t{ndp::kMaxQueries} * ndp::kMaxChannels * sizeof(float));
+  if (bytes || bytes.status() != Status::VALUE_TOO_LARGE) return bytes;
+  return Error{Status::INVALID_ARGUMENT,
+               fmt::format("{} is longer than {} queries of {} float32 numbers", input_name(path),
+                           ndp::kMaxQueries, ndp::kMaxChannels)};
+}
+
+Result<std::vector<float>> queries_of(const std::string& path, const std::string& bytes,
+                                      uint32_t channels) {
   const size_t query_bytes = channels * sizeof(float);
-  if (!bytes || bytes->empty() || bytes->size() % query_bytes != 0)
-    return Error{Status::INVALID_ARGUMENT,
-                 fmt::format("{} {}: queries are float32 numbers, {} of each, so {} bytes, and up "
-                             "to {} queries",
-                             input_name(path),
-                             bytes ? fmt::format("has {} bytes", bytes->size()) : "is longer",
-                             channels, query_bytes, ndp::kMaxQueries)};
-  std::vector<float> values(bytes->size() / sizeof(float));
-  std::memcpy(values.data(), bytes->data(), bytes->size());
+  if (bytes.empty() || bytes.size() % query_bytes != 0 ||
+      bytes.size() / query_bytes > ndp::kMaxQueries)
+    return Error{
+        Status::INVALID_ARGUMENT,
+        fmt::format("{} has {} bytes: queries are float32 numbers, {} of each, so {} bytes, and up "
+                    "to {} queries",
+                    input_name(path), bytes.size(), channels, query_bytes, ndp::kMaxQueries)};
+  std::vector<float> values(bytes.size() / sizeof(float));
+  std::memcpy(values.data(), bytes.data(), bytes.size());
   return values;
 }
 
@@ -124,7 +137,7 @@ void print_hits(const ndp::BlockHits& found, const Leases& leases, double second
   for (size_t q = 0; q < found.hits.size(); ++q) {
     for (size_t i = 0; i < found.hits[q].size(); ++i)
       table.add({std::to_string(q), std::to_string(i + 1), grouped(found.hits[q][i].token),
-                 fmt::format("{:.4f}", found.hits[q][i].score)});
+                 fmt::format("{:.6g}", found.hits[q][i].score)});
   }
   print(table.text());
   print(fmt::format("read {} of {} that {} tokens take, in {:.2f} ms\n",
@@ -168,6 +181,9 @@ Result<std::vector<std::string>> keys_of(const Arguments& a) {
 int run_topk(const Arguments& a) {
   const auto keys = keys_of(a);
   if (!keys) return fail(keys.error());
+  // Before blocks are leased: standard input may take its time.
+  const auto input = a.queries.empty() ? std::string() : read_queries(a.queries);
+  if (!input) return fail(input.error());
   auto pool = open_pool(a.locator);
   if (!pool) return fail(pool.error(), a.locator);
   const auto info = pool->info();
@@ -189,7 +205,7 @@ int run_topk(const Arguments& a) {
   const uint32_t channels = leases.blocks()[0].layout->key_channels;
   const auto last = static_cast<uint32_t>(std::max<uint64_t>(leases.tokens(), 1) - 1);
   const auto values = a.queries.empty() ? query_like(heads, a.like.value_or(last))
-                                        : queries_of_file(a.queries, channels);
+                                        : queries_of(a.queries, *input, channels);
   if (!values) return fail(*pool, values.error(), where);
   const ndp::HeadQueries queries{*values,
                                  static_cast<uint32_t>(values->size() / channels),
@@ -198,8 +214,7 @@ int run_topk(const Arguments& a) {
   const auto start = std::chrono::steady_clock::now();
   const auto found = ndp::top_k(heads, queries, a.k, a.budget_bytes);
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-  if (const Status kept = leases.release(); kept != Status::OK)
-    return fail(*pool, {kept, "a block did not stay while it was read: try again"}, where);
+  if (const auto kept = leases.release(); !kept) return fail(*pool, kept.error(), where);
   if (!found) return fail(*pool, found.error(), where);
   a.json ? print_hits_json(a, *found, leases, took.count())
          : print_hits(*found, leases, took.count());
