@@ -173,7 +173,7 @@ void aim_at_grants(Dice& random, Plan& plan) {
     case 0:  // the claimant is paused until others have decided about the grantor
       plan.faults = {crash_of_grantor,
                      since(Since::CLAIM, 2,
-                           pause(2, any_magnitude(random, 10), (30 + random.below(8)) * kMs))};
+                           pause(2, any_magnitude(random, 10), (38 + random.below(5)) * kMs))};
       return;
     case 1:  // or claims just before they do
       plan.faults = {crash_of_grantor,

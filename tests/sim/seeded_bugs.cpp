@@ -148,7 +148,7 @@ constexpr SeededBug kSeededBugs[] = {
                          "is stored a second time, so the stamp shows each reuse "
                          "(release-trusts-entry-without-decisions is found)"},
     of_part("zombie-does-not-look", Lie::LOAD_ZERO, BH_PART_VIEW, Focus::ZOMBIES),
-    {.name = "claim-unseen", .lie = Lie::CLAIM_UNSEEN, .focus = Focus::GRANTS, .first_seed = 11000},
+    {.name = "claim-unseen", .lie = Lie::CLAIM_UNSEEN, .focus = Focus::GRANTS},
     {.name = "lease-trusts-entry",
      .lie = Lie::EXPECTED_STAMP,
      .only_in = Operation::LEASE,
@@ -297,7 +297,7 @@ constexpr SeededBug kSeededBugs[] = {
      .lie = Lie::EXCHANGE_IN_TWO,
      .kind = Kind::REGION,
      .part = BH_PART_LOG,
-     .first_seed = 10500},
+     .focus = Focus::LOGS},
     {.name = "new-life-logs-one-word",
      .lie = Lie::ONLY_FIRST_STORED,
      .kind = Kind::REGION,
