@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/kv_layout.h"
 #include "tests/api/structs.h"
 
 namespace {
@@ -169,12 +170,7 @@ TEST_F(Abi, ALayoutThatDiffersInAnyByteIsRefused) {
 
 TEST(AbiLayout, TellsTokensAndRows) {
   // 2 layers of K and V, 3 heads: 64 channels of K and 32 of V.
-  bh_kv_layout layout{};
-  layout.number_format = BH_NUMBER_BF16;
-  layout.parts = 2;
-  layout.layers = 2;
-  layout.heads = 3;
-  layout.key_channels = 64;
+  bh_kv_layout layout = bowhead::pairs_layout(bowhead::NumberFormat::BF16, 2, 3, 64);
   layout.value_channels = 32;
   EXPECT_EQ(bh_layout_row_bytes(&layout, 0), 128u);
   EXPECT_EQ(bh_layout_row_bytes(&layout, 1), 64u);
