@@ -33,8 +33,7 @@ class StreamCoder {
                 size_t most);
 
   /// False unless `in` is a complete stream of exactly out.size() bytes. Never reads or writes out
-  /// of bounds. Streams that may change are copied first: the libraries promise nothing
-  /// for them.
+  /// of bounds. Streams that may change are copied first: the libraries promise nothing for them.
   bool decode(StreamCodec codec, std::span<const uint8_t> in, std::span<uint8_t> out);
 
  private:

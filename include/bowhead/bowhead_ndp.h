@@ -63,9 +63,9 @@ extern "C" {
 /** @name States of a block after an operation
  * @{ */
 #define BH_NDP_READ 0u /**< it is in the answer */
-#define BH_NDP_LEFT_OUT \
-  1u                     /**< a part of it that was wanted, or its first bytes, cannot be read: it
-                                is in no answer. Tokens between two views may count as wanted */
+/** A part of it that was wanted, or its first bytes, cannot be read: it is in no answer. Tokens
+ * between two views may count as wanted. */
+#define BH_NDP_LEFT_OUT 1u
 #define BH_NDP_LAPSED 2u /**< its lease did not last */
 /** @} */
 
