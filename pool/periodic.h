@@ -73,8 +73,8 @@ class Periodic {
     }
   }
 
-  /// A call that gets no memory ends early, as it might by the death of the process: the next one
-  /// goes on.
+  /// A call that gets no memory ends early, and the next one goes on. It has let go of all locks;
+  /// blocks and slabs that it was moving may stay held until this process ends.
   bool call() {
     try {
       return call_();

@@ -205,4 +205,26 @@ class Publishing {
   uint64_t at_ = 0;
 };
 
+/// The lock of the host in the duties, held to the end of a scope: a live process that kept it would
+/// keep all others from opening the pool.
+template <class A>
+class HostLock {
+ public:
+  /// Does not wait. `locked`: the caller holds the lock, and keeps it.
+  explicit HostLock(Context<A>& context, bool locked = false)
+      : c_(context),
+        taken_(!locked && c_.access.lock_host(c_.host, 0) == LockResult::TAKEN),
+        held_(locked || taken_) {}
+  ~HostLock() {
+    if (taken_) c_.access.unlock_host(c_.host);
+  }
+  HostLock(const HostLock&) = delete;
+  HostLock& operator=(const HostLock&) = delete;
+  bool held() const { return held_; }
+
+ private:
+  Context<A>& c_;
+  const bool taken_, held_;
+};
+
 }  // namespace bowhead::core

@@ -151,18 +151,16 @@ bool Custody<A>::settle_extents(uint64_t now_ns, bool locked) {
     if (!all && unread_ == 0 && !custody_pending_ && !grants_.wanted()) return true;
     // One process of the host at a time, also if it takes longer than a heartbeat: no process may
     // close an extent that another has opened.
-    if (!locked && c_.access.lock_host(c_.host, 0) == LockResult::HELD) return false;
-    const bool may = may_take_extents(now_ns);
-    if (may) {
-      if (all) {
-        surveyed_all_at_ns_ = now_ns;
-        surveyed_over_ = over;
-      }
-      const uint64_t hosts = std::exchange(unread_, 0);
-      survey(now_ns, all ? ~uint64_t{0} : hosts, over);
+    const HostLock lock(c_, locked);
+    if (!lock.held()) return false;
+    if (!may_take_extents(now_ns)) return false;
+    if (all) {
+      surveyed_all_at_ns_ = now_ns;
+      surveyed_over_ = over;
     }
-    if (!locked) c_.access.unlock_host(c_.host);
-    if (!may || !has_job()) return may;
+    const uint64_t hosts = std::exchange(unread_, 0);
+    survey(now_ns, all ? ~uint64_t{0} : hosts, over);
+    if (!has_job()) return true;
   }
 }
 
@@ -191,7 +189,8 @@ void Custody<A>::note_extents_busy(bool busy) {
 /// lock. False if the lock is held.
 template <class A>
 bool Custody<A>::run_job(bool locked) {
-  if (!locked && c_.access.lock_host(c_.host, 0) == LockResult::HELD) return false;
+  const HostLock lock(c_, locked);
+  if (!lock.held()) return false;
   const uint64_t busy = c_.access.load(c_.private_word(offsetof(bh_host_private, extents_busy)));
   bool done = busy >> 48 != c_.process + 1;  // another process has begun anew
   if (!done) {
@@ -204,7 +203,6 @@ bool Custody<A>::run_job(bool locked) {
     job_ = std::monostate{};
     custody_pending_ = true;  // the next survey finds the work left
   }
-  if (!locked) c_.access.unlock_host(c_.host);
   return true;
 }
 

@@ -149,8 +149,10 @@ void Grants<A>::give(uint64_t count, Life to) {
     space_.compact(count - free_extents(),
                    c_.access.now_ns() + 2 * uint64_t{c_.times.heartbeat_ms} * 1'000'000);
   }
-  if (c_.access.lock_host(c_.host, 0) == LockResult::HELD) return;
   std::vector<uint64_t> given;
+  given.reserve(count);  // what is claimed below must be given, or come free again
+  const HostLock lock(c_);
+  if (!lock.held()) return;
   const uint64_t extents = c_.layout.extent_end();
   for (uint64_t e = 0; e < extents && given.size() < count; ++e) {
     if (extents_.copy_only(e) || !extents_.claim(e)) continue;
@@ -164,7 +166,6 @@ void Grants<A>::give(uint64_t count, Life to) {
                             c_.incarnation & 0xFFu});
     extents_.unclaim(e);
   }
-  c_.access.unlock_host(c_.host);
 }
 
 template <class A>

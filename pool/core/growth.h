@@ -532,14 +532,16 @@ void Growth<A>::work() {
     c_.access.coherence_fence();
     newer = std::max(c_.access.load(at), c_.access.load(at + sizeof(bh_set_table))) > own;
   }
-  if ((newer || c_.access.load(wish_at(c_.host)) != 0) &&
-      c_.access.lock_host(c_.host, 0) == LockResult::TAKEN) {
-    // Its process died: it would hold the lock.
-    if (c_.access.load(wish_at(c_.host)) != 0) end_turn();
-    bh_set_table table = newest_table();
-    if (!c_.ended() && table.version > own) publish(table);
-    c_.access.unlock_host(c_.host);
-    refresh();
+  if (newer || c_.access.load(wish_at(c_.host)) != 0) {
+    std::optional<HostLock<A>> lock(std::in_place, c_);
+    if (lock->held()) {
+      // Its process died: it would hold the lock.
+      if (c_.access.load(wish_at(c_.host)) != 0) end_turn();
+      bh_set_table table = newest_table();
+      if (!c_.ended() && table.version > own) publish(table);
+      lock.reset();
+      refresh();
+    }
   }
   say_heeded();
 }

@@ -244,9 +244,11 @@ void Membership<A>::succeed_the_dead(bool locked) {
     if (c_.ended()) return;  // a life that is over decides nothing
     // Two hosts that propose in step would outbid each other for ever.
     if (hosts_.begun(*suspect) && c_.access.random() % 4 != 0) continue;
-    if (!locked && c_.access.lock_host(c_.host, 0) == LockResult::HELD) return;
-    hosts_.decide(*suspect, Life{c_.host, c_.incarnation}.value());
-    if (!locked) c_.access.unlock_host(c_.host);
+    {
+      const HostLock lock(c_, locked);
+      if (!lock.held()) return;
+      hosts_.decide(*suspect, Life{c_.host, c_.incarnation}.value());
+    }
     hosts_.observe(c_.access.now_ns());
     if (unused || c_.ended()) return;  // one at a time
   }
@@ -276,9 +278,9 @@ void Membership<A>::drain_sets(uint64_t until_ns) {
     const bool drained = space_.drain(set, until_ns);
     if (!may_say) continue;
     if (drained) growth_.clean_extents(set, *may_say);
-    if (c_.access.lock_host(c_.host, 0) == LockResult::HELD) return;
+    const HostLock lock(c_);
+    if (!lock.held()) return;
     growth_.say_drained(*may_say, drained);
-    c_.access.unlock_host(c_.host);
   }
 }
 

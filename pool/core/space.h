@@ -291,13 +291,13 @@ void Space<A>::for_each_cold(uint64_t unused_ns, Visit visit) {
 template <class A>
 bool Space<A>::make_room(uint64_t block_bytes, Clear by, Terms terms) {
   const FreeBlocks free = free_blocks();
+  const std::vector<uint64_t> named = retirement_.named_blocks();
   const uint64_t extents = c_.layout.extent_end();
   const auto spans = extents_.spans_for(block_bytes);
   for (size_t i = 0; i < spans.size(); ++i) {
     const uint64_t span = spans[i];
     if (span > extents || (i > 0 && span == spans[0])) continue;
     std::vector<std::pair<uint64_t, uint64_t>> windows;  // cost, first extent
-    const std::vector<uint64_t> named = retirement_.named_blocks();
     const bool words = extents_.has_words_for(block_bytes);
     for (uint64_t first = 0; first + span <= extents; ++first) {
       if (!window_suits(first, span, terms) || has_named(named, first, span)) continue;
