@@ -12,9 +12,9 @@ SCRIPT = pathlib.Path(__file__).resolve().parent.parent.parent / "tools" / "juni
 # The format of ctest 3.25.
 REPORT = """<?xml version="1.0" encoding="UTF-8"?>
 <testsuite name="x" tests="8" failures="2" disabled="1" skipped="4">
-<testcase name="a" status="run"><system-out>ok</system-out></testcase>
-<testcase name="b" status="run"/>
-<testcase name="c" status="fail"><failure message=""/>
+<testcase name="a.1" status="run" time="1.25"><system-out>ok</system-out></testcase>
+<testcase name="b" status="run" time="3"/>
+<testcase name="a.2" status="fail" time="2.5"><failure message=""/>
 <system-out>what it said
 why it failed
 </system-out></testcase>
@@ -48,16 +48,17 @@ class Counts(unittest.TestCase):
             "skipped: e: no hugepages here",
             "skipped: g: disabled",
             "skipped: h: no nm here",
-            "failed: c",
+            "failed: a.2",
             "  what it said",
             "  why it failed",
             "failed: d",
             "failed: f: Unable to find executable",
+            "slowest: a 4 s, b 3 s, d 0 s, e 0 s, f 0 s, g 0 s",
             "2 3 3",
         ])
 
     def test_nothing(self):
-        self.assertEqual(count("<testsuite/>"), ["0 0 0"])
+        self.assertEqual(count("<testsuite/>"), ["slowest: ", "0 0 0"])
 
 
 if __name__ == "__main__":
