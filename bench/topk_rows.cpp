@@ -31,7 +31,7 @@ constexpr uint64_t kBlockBytes = 64u << 10;
 constexpr double kExactShare = 0.015;
 constexpr uint32_t kExactFrom = 1024, kNearFrom = 1536;  // positions of queries
 constexpr uint32_t kNearWanted = 64;
-constexpr double kBits[] = {1, 1.5, 2, 2.5, 3, 4};
+constexpr double kBits[] = {1, 1.5, 2, 2.15, 2.5, 3, 3.15, 4};
 constexpr size_t kMostPositions = 24;  // of a head, for each figure
 
 struct Figure {
@@ -206,6 +206,7 @@ class TopKRows {
   }
   Result<void> measure_exact(Head& head, uint32_t h, size_t at);
   void measure_near(const Head& head, uint32_t h, size_t at);
+  void print_near(const NearRow& row, double bits, bool one_pass, const nlohmann::json* line) const;
   void print_rates(bool json, nlohmann::json line) const;
 
   const KvTensor& keys_;
@@ -213,7 +214,7 @@ class TopKRows {
   const std::vector<uint32_t>& positions_;
   std::vector<size_t> exact_at_, near_at_;  // of positions
   ExactRow exact_;
-  NearRow near_[std::size(kBits)];
+  NearRow near_[std::size(kBits)], near_at_once_[std::size(kBits)];  // in one pass
   Rates rates_;
 };
 
@@ -264,11 +265,15 @@ void TopKRows::measure_near(const Head& head, uint32_t h, size_t at) {
     for (double& score : scores) sum += score = std::exp(score - most);
     for (double& score : scores) score /= sum;
   }
-  for (size_t b = 0; b < std::size(kBits); ++b) {
+  for (size_t i = 0; i < 2 * std::size(kBits); ++i) {
+    const size_t b = i / 2;
+    const bool one_pass = i % 2 != 0;
+    NearRow& row = one_pass ? near_at_once_[b] : near_[b];
     Result<PlaneAnswer> answer = PlaneAnswer();
-    near_[b].rates.push_back(rate_of(seen, [&] {
+    row.rates.push_back(rate_of(seen, [&] {
       answer = ndp::approximate_top_k(queries, head.blocks(), ndp::Visible{.end = seen},
-                                      kNearWanted, kBits[b] * channels / 8);
+                                      kNearWanted, kBits[b] * channels / 8,
+                                      one_pass ? Reading::ONE_PASS : Reading::FEWEST_BYTES);
     }));
     for (uint32_t q = 0; q < group(); ++q) {
       double found = 0, mass = 0, all = 0, most = 0;
@@ -279,10 +284,10 @@ void TopKRows::measure_near(const Head& head, uint32_t h, size_t at) {
         all += weights[q][hit.token];
       }
       for (const uint32_t token : wanted[q]) most += weights[q][token];
-      near_[b].recall.add(found / kNearWanted);
-      near_[b].mass.add(mass / most);
-      near_[b].of_all.add(all);
-      near_[b].bits.add(static_cast<double>(answer->bytes_read[q]) * 8 / channels / seen);
+      row.recall.add(found / kNearWanted);
+      row.mass.add(mass / most);
+      row.of_all.add(all);
+      row.bits.add(static_cast<double>(answer->bytes_read[q]) * 8 / channels / seen);
     }
   }
 }
@@ -298,6 +303,8 @@ void TopKRows::print_rates(bool json, nlohmann::json line) const {
       {"exactly, one pass", &rates_.one_pass}, {"exactly, fewest bytes", &rates_.fewest_bytes}};
   for (size_t b = 0; b < std::size(kBits); ++b)
     all.emplace_back(fmt::format("search in {} bits", kBits[b]), &near_[b].rates);
+  for (size_t b = 0; b < std::size(kBits); ++b)
+    all.emplace_back(fmt::format("{} bits, one pass", kBits[b]), &near_at_once_[b].rates);
   if (!json)
     fmt::print("  speed, one thread, queries in groups of {}: medians\n  {:<21} {:>12} {:>18}\n",
                group(), "", "M tokens/s", "GB/s of decoded");
@@ -314,6 +321,28 @@ void TopKRows::print_rates(bool json, nlohmann::json line) const {
                  rate.median * bytes * 1e-9);
     }
   }
+}
+
+/// As JSON with the members of `line`, if it is given.
+void TopKRows::print_near(const NearRow& row, double bits, bool one_pass,
+                          const nlohmann::json* line) const {
+  if (line == nullptr) {
+    fmt::print("  {:<15} {:>20} {:>8.3f} {:>15.3f} {:>12.3f}\n",
+               fmt::format("{:.1f}{}", bits, one_pass ? ", one pass" : ""),
+               fmt::format("{:.2f} ({:.2f})", row.bits.mean(), row.bits.worst), row.recall.mean(),
+               row.mass.mean(), row.of_all.mean());
+    return;
+  }
+  auto near = *line;
+  near["reading"] = one_pass ? "one pass" : "fewest bytes";
+  near["keys_wanted"] = kNearWanted;
+  near["queries"] = row.recall.count;
+  near["budget_bits_per_value"] = bits;
+  near["bits_read_per_value"] = {{"mean", row.bits.mean()}, {"max", row.bits.worst}};
+  near["recall"] = row.recall.mean();
+  near["attention_of_wanted"] = row.mass.mean();
+  near["attention"] = row.of_all.mean();
+  fmt::print("{}\n", near.dump());
 }
 
 void TopKRows::print(bool json, const std::string& command) const {
@@ -349,23 +378,11 @@ void TopKRows::print(bool json, const std::string& command) const {
         exact_.one_pass.worst, kNearWanted, near_[0].recall.count, kNearFrom, "bits per value",
         "read: mean (most)", "recall", "mass of the best", "of all mass");
   }
-  for (size_t b = 0; b < std::size(kBits); ++b) {
-    const NearRow& row = near_[b];
-    if (!json) {
-      fmt::print("  {:<15.1f} {:>20} {:>8.3f} {:>15.3f} {:>12.3f}\n", kBits[b],
-                 fmt::format("{:.2f} ({:.2f})", row.bits.mean(), row.bits.worst), row.recall.mean(),
-                 row.mass.mean(), row.of_all.mean());
-      continue;
-    }
-    auto near = line("approximate");
-    near["keys_wanted"] = kNearWanted;
-    near["queries"] = row.recall.count;
-    near["budget_bits_per_value"] = kBits[b];
-    near["bits_read_per_value"] = {{"mean", row.bits.mean()}, {"max", row.bits.worst}};
-    near["recall"] = row.recall.mean();
-    near["attention_of_wanted"] = row.mass.mean();
-    near["attention"] = row.of_all.mean();
-    fmt::print("{}\n", near.dump());
+  const auto near = line("approximate");
+  for (const bool one_pass : {false, true}) {
+    for (size_t b = 0; b < std::size(kBits); ++b)
+      print_near(one_pass ? near_at_once_[b] : near_[b], kBits[b], one_pass,
+                 json ? &near : nullptr);
   }
   auto speed = line("speed");
   speed["queries_of_a_call"] = group();

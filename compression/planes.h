@@ -102,10 +102,12 @@ struct PlaneKernels {
                       uint32_t tokens, uint32_t channels, int16_t* twice);
   void (*centres)(const TurningCentre& centre, uint32_t tokens, int16_t* rows);
   /// Their sum, the centre taken twice: twice the middles of the values' intervals. They must fit
-  /// 16 bits. `states` gets the state of the centre, by channel, at each kStateTokens-th token from
-  /// the first one on. On return `tile` has the centre of the next token.
+  /// 16 bits. `scales`, if given: differences times these, by channel, in units of 2^-14, not
+  /// negative; 64 more may be read. They are rounded as 2 * ((difference * scale + 2^14) / 2^15).
+  /// `states` gets the state of the centre, by channel, at each kStateTokens-th token from the
+  /// first one on. On return `tile` has the centre of the next token.
   void (*middles)(const TileFrame& tile, const uint8_t* const* planes, uint32_t plane_count,
-                  int16_t* rows, int16_t* states);
+                  const int16_t* scales, int16_t* rows, int16_t* states);
 
   /// Codes bytes as nibbles, the low one first: one bit for each, the first lowest, says whether it
   /// is not zero; then, again in whole bytes, the nibbles that are not. For planes with few ones:

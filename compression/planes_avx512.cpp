@@ -781,9 +781,9 @@ void differences(const Number& number, const uint8_t* const* planes, uint32_t pl
   });
 }
 
-template <size_t kNumber, bool kFull>
+template <size_t kNumber, bool kFull, bool kScaled>
 void middles_as(const TileFrame& tile, const uint8_t* const* shown, uint32_t plane_count,
-                int16_t* rows, int16_t* states) {
+                const int16_t* scales, int16_t* rows, int16_t* states) {
   constexpr const Number& number = kNumbers[kNumber];
   // As in merge_prefix().
   const uint8_t* planes[kMaxPlanes + 1];
@@ -801,23 +801,33 @@ void middles_as(const TileFrame& tile, const uint8_t* const* shown, uint32_t pla
       const Words d =
           gather_differences(number, planes, token * tile.row_bytes() + first / 8, lanes);
       const Words centre = load_centre(tile.centre, first);
-      const auto middle_of = [&](__m512i some, __m512i around) {
-        const __m512i twice =
-            _mm512_ternarylogic_epi32(_mm512_slli_epi16(some, 1), known, half, 0xEA);
-        return _mm512_add_epi16(twice, _mm512_slli_epi16(around, 1));
+      const auto twice = [&](__m512i some) {
+        return _mm512_ternarylogic_epi32(_mm512_slli_epi16(some, 1), known, half, 0xEA);
       };
-      store_row(rows, {middle_of(d.a, centre.a), middle_of(d.b, centre.b)});
+      Words middle = {twice(d.a), twice(d.b)};
+      if constexpr (kScaled) {
+        const Words scale = unpacked_order(
+            {_mm512_loadu_si512(scales + first), _mm512_loadu_si512(scales + first + 32)});
+        middle.a = _mm512_slli_epi16(_mm512_mulhrs_epi16(middle.a, scale.a), 1);
+        middle.b = _mm512_slli_epi16(_mm512_mulhrs_epi16(middle.b, scale.b), 1);
+      }
+      store_row(rows, {_mm512_add_epi16(middle.a, _mm512_slli_epi16(centre.a, 1)),
+                       _mm512_add_epi16(middle.b, _mm512_slli_epi16(centre.b, 1))});
     }
     turn_vectors(tile.centre);
   }
 }
 
 void middles(const TileFrame& tile, const uint8_t* const* planes, uint32_t plane_count,
-             int16_t* rows, int16_t* states) {
+             const int16_t* scales, int16_t* rows, int16_t* states) {
   with_number(tile.number, [&](auto kind) {
-    tile.channels % kLanes == 0
-        ? middles_as<kind.value, true>(tile, planes, plane_count, rows, states)
-        : middles_as<kind.value, false>(tile, planes, plane_count, rows, states);
+    const bool full = tile.channels % kLanes == 0;
+    if (scales == nullptr)
+      full ? middles_as<kind.value, true, false>(tile, planes, plane_count, scales, rows, states)
+           : middles_as<kind.value, false, false>(tile, planes, plane_count, scales, rows, states);
+    else
+      full ? middles_as<kind.value, true, true>(tile, planes, plane_count, scales, rows, states)
+           : middles_as<kind.value, false, true>(tile, planes, plane_count, scales, rows, states);
   });
 }
 

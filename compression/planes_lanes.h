@@ -584,21 +584,44 @@ BOWHEAD_INLINE void store_row(int16_t* to, Words words) {
   store(to + kWords, words.b);
 }
 
+/// Twice the middles of the intervals of d that the first planes show.
+template <size_t kNumber>
+struct FirstPlanes {
+  static constexpr const Number& number = kNumbers[kNumber];
+  const uint8_t* const* shown;
+  uint32_t count;
+  const uint8_t* planes[kMaxPlanes + 1];  ///< bits of missing ones are masked off
+  U16 half, known;
+
+  BOWHEAD_INLINE FirstPlanes(const uint8_t* const* first, uint32_t plane_count)
+      : shown(first), count(plane_count) {
+    for (uint32_t p = 0; p < number.planes(); ++p) planes[p] = shown[p < count ? p : 0];
+    half = all_of(1u << missing());
+    known = all_of(0u - (2u << missing()));
+  }
+  BOWHEAD_INLINE uint32_t missing() const { return number.planes() - count; }
+  BOWHEAD_INLINE Words twice(size_t at, uint32_t lanes) const {
+    if (count > 5) {
+      const Words d = gather_differences(number, planes, at, lanes);
+      return {(d.a << 1 & known) | half, (d.b << 1 & known) | half};
+    }
+    const U8 signs = -gather_planes(shown, 1, at, lanes);
+    const Words m = widen(gather_planes(shown + 1, count - 1, at, lanes), U8{});
+    const Words s = widen(signs, signs);
+    return {(((m.a << 1 | 1) << missing()) ^ s.a) - s.a,
+            (((m.b << 1 | 1) << missing()) ^ s.b) - s.b};
+  }
+};
+
 template <size_t kNumber>
 void differences_as(const uint8_t* const* shown, uint32_t plane_count, uint32_t tokens,
                     uint32_t channels, int16_t* twice) {
-  constexpr const Number& number = kNumbers[kNumber];
-  // As in merge_prefix().
-  const uint8_t* planes[kMaxPlanes + 1];
-  for (uint32_t p = 0; p < number.planes(); ++p) planes[p] = shown[p < plane_count ? p : 0];
-  const uint32_t half_unit = 1u << (number.planes() - plane_count);
-  const U16 half = all_of(half_unit), known = all_of(0u - 2 * half_unit);
+  const FirstPlanes<kNumber> planes(shown, plane_count);
   const size_t row_bytes = (channels + 7) / 8;
   for (uint32_t token = 0; token < tokens; ++token, twice += padded_channels(channels)) {
     for (uint32_t first = 0; first < channels; first += kBlock) {
       const uint32_t lanes = std::min(kBlock, channels - first);
-      const Words d = gather_differences(number, planes, token * row_bytes + first / 8, lanes);
-      store_row(twice + first, {(d.a << 1 & known) | half, (d.b << 1 & known) | half});
+      store_row(twice + first, planes.twice(token * row_bytes + first / 8, lanes));
     }
   }
 }
@@ -610,15 +633,10 @@ void differences(const Number& number, const uint8_t* const* planes, uint32_t pl
   });
 }
 
-template <size_t kNumber>
+template <size_t kNumber, bool kScaled>
 void middles_as(const TileFrame& tile, const uint8_t* const* shown, uint32_t plane_count,
-                int16_t* rows, int16_t* states) {
-  constexpr const Number& number = kNumbers[kNumber];
-  // As in merge_prefix().
-  const uint8_t* planes[kMaxPlanes + 1];
-  for (uint32_t p = 0; p < number.planes(); ++p) planes[p] = shown[p < plane_count ? p : 0];
-  const uint32_t half_unit = 1u << (number.planes() - plane_count);
-  const U16 half = all_of(half_unit), known = all_of(0u - 2 * half_unit);
+                const int16_t* scales, int16_t* rows, int16_t* states) {
+  const FirstPlanes<kNumber> planes(shown, plane_count);
   for (uint32_t token = 0; token < tile.tokens; ++token, rows += padded_channels(tile.channels)) {
     if (token % kStateTokens == 0) {
       memcpy(states, tile.centre.state, tile.channels * sizeof *states);
@@ -626,20 +644,25 @@ void middles_as(const TileFrame& tile, const uint8_t* const* shown, uint32_t pla
     }
     for (uint32_t first = 0; first < tile.channels; first += kBlock) {
       const uint32_t lanes = std::min(kBlock, tile.channels - first);
-      const Words d =
-          gather_differences(number, planes, token * tile.row_bytes() + first / 8, lanes);
+      Words twice = planes.twice(token * tile.row_bytes() + first / 8, lanes);
+      if constexpr (kScaled) {
+        twice.a = U16(product(I16(twice.a), load<I16>(scales + first))) << 1;
+        twice.b = U16(product(I16(twice.b), load<I16>(scales + first + kWords))) << 1;
+      }
       const Words centre = load_centre(tile.centre, first);
-      store_row(rows + first, {((d.a << 1 & known) | half) + (centre.a << 1),
-                               ((d.b << 1 & known) | half) + (centre.b << 1)});
+      store_row(rows + first, {twice.a + (centre.a << 1), twice.b + (centre.b << 1)});
     }
     turn_vectors(tile.centre);
   }
 }
 
 void middles(const TileFrame& tile, const uint8_t* const* planes, uint32_t plane_count,
-             int16_t* rows, int16_t* states) {
-  with_number(tile.number,
-              [&](auto kind) { middles_as<kind.value>(tile, planes, plane_count, rows, states); });
+             const int16_t* scales, int16_t* rows, int16_t* states) {
+  with_number(tile.number, [&](auto kind) {
+    scales != nullptr
+        ? middles_as<kind.value, true>(tile, planes, plane_count, scales, rows, states)
+        : middles_as<kind.value, false>(tile, planes, plane_count, nullptr, rows, states);
+  });
 }
 
 void centres(const TurningCentre& centre, uint32_t tokens, int16_t* rows) {

@@ -232,15 +232,17 @@ void centres(const TurningCentre& centre, uint32_t tokens, int16_t* rows) {
 }
 
 void middles(const TileFrame& tile, const uint8_t* const* planes, uint32_t plane_count,
-             int16_t* rows, int16_t* states) {
+             const int16_t* scales, int16_t* rows, int16_t* states) {
   const size_t row_bytes = tile.row_bytes();
   for (uint32_t token = 0; token < tile.tokens; ++token, rows += padded_channels(tile.channels)) {
     if (token % kStateTokens == 0) states = std::copy_n(tile.centre.state, tile.channels, states);
     const uint8_t* from[kMaxPlanes + 1];
     for (uint32_t p = 0; p < plane_count; ++p) from[p] = planes[p] + token * row_bytes;
     differences(tile.number, from, plane_count, 1, tile.channels, rows);
-    for (uint32_t c = 0; c < tile.channels; ++c)
-      rows[c] = static_cast<int16_t>(rows[c] + 2 * tile.centre.at(c));
+    for (uint32_t c = 0; c < tile.channels; ++c) {
+      const int difference = scales ? 2 * ((rows[c] * scales[c] + 0x4000) >> 15) : rows[c];
+      rows[c] = static_cast<int16_t>(difference + 2 * tile.centre.at(c));
+    }
     turn(tile.centre);
   }
 }

@@ -413,6 +413,13 @@ Result<BlocksRead> score(const HeadsOfBlocks& heads, const HeadQueries& queries,
 
 namespace {
 
+/// What top_k() was asked for.
+struct Wanted {
+  uint32_t k;
+  double bytes_per_token;
+  Reading reading;
+};
+
 /// The best keys of frames that are searched by their planes, of one head after the other.
 class PlaneBlocks {
  public:
@@ -437,7 +444,7 @@ class PlaneBlocks {
     }
     return true;
   }
-  Result<PlaneAnswer> search(uint32_t head, uint32_t k, double bytes_per_token);
+  Result<PlaneAnswer> search(uint32_t head, const Wanted& wanted);
 
  private:
   bool is_wanted(size_t block) const {
@@ -532,15 +539,16 @@ Result<void> PlaneBlocks::leave_out_undecodable() {
 }
 
 /// However many blocks are damaged, it searches twice; more often only if they change meanwhile.
-Result<PlaneAnswer> PlaneBlocks::search(uint32_t head, uint32_t k, double bytes_per_token) {
+Result<PlaneAnswer> PlaneBlocks::search(uint32_t head, const Wanted& wanted) {
   for (;;) {
     if (auto good = open_head(head); !good) return good.error();
     std::vector<const PlaneKeys*> keys;
     for (const PlaneKeys& one : keys_) keys.push_back(&one);
     UnreadableKeys at;
-    auto answer = bytes_per_token > 0
-                      ? approximate_top_k(queries_[head], keys, views_, k, bytes_per_token, &at)
-                      : exact_top_k(queries_[head], keys, views_, k, Reading::ONE_PASS, &at);
+    auto answer = wanted.bytes_per_token > 0
+                      ? approximate_top_k(queries_[head], keys, views_, wanted.k,
+                                          wanted.bytes_per_token, wanted.reading, &at)
+                      : exact_top_k(queries_[head], keys, views_, wanted.k, wanted.reading, &at);
     blocks_.add_read(answer ? answer->bytes_read_together : at.bytes_read);
     if (answer || !is_unreadable(answer.status())) return answer;
     if (auto good = unreadable(numbers_[at.block], answer.error()); !good) return good.error();
@@ -548,13 +556,13 @@ Result<PlaneAnswer> PlaneBlocks::search(uint32_t head, uint32_t k, double bytes_
   }
 }
 
-Result<void> check_top_k(const Blocks& blocks, const HeadQueries& queries, uint32_t k,
-                         double bytes_per_token) {
-  if (!(bytes_per_token >= 0) || std::isinf(bytes_per_token))
+Result<void> check_top_k(const Blocks& blocks, const HeadQueries& queries, const Wanted& wanted) {
+  const uint32_t k = wanted.k;
+  if (!(wanted.bytes_per_token >= 0) || std::isinf(wanted.bytes_per_token))
     return refuse(
         fmt::format("{} bytes for each token: give a number above 0, or 0 for an exact "
                     "search",
-                    bytes_per_token));
+                    wanted.bytes_per_token));
   constexpr uint32_t kLeastRoom = 256;  // of TopK, for a query
   const uint64_t hits = uint64_t{queries.count} * blocks.heads() * std::max(k, kLeastRoom);
   if (hits > TopK::kMaxHits)
@@ -567,12 +575,12 @@ Result<void> check_top_k(const Blocks& blocks, const HeadQueries& queries, uint3
 
 /// hits[head][answer].
 Result<void> find_best(Blocks& blocks, PlaneBlocks& planes, std::span<const Queries> queries,
-                       const Views& views, uint32_t k, double bytes_per_token,
+                       const Views& views, const Wanted& wanted,
                        std::vector<std::vector<Hit>>& hits) {
   hits.clear();
   std::vector<TopK> best;
   for (const Queries& of_head : queries) {
-    auto none = TopK::of(of_head.answers(), k);
+    auto none = TopK::of(of_head.answers(), wanted.k);
     if (!none) return none.error();
     best.push_back(std::move(*none));
   }
@@ -593,7 +601,7 @@ Result<void> find_best(Blocks& blocks, PlaneBlocks& planes, std::span<const Quer
   }
   for (uint32_t head = 0; head < blocks.heads(); ++head) {
     if (!queries[head].are_summed()) {
-      const auto found = planes.search(head, k, bytes_per_token);
+      const auto found = planes.search(head, wanted);
       if (!found) return found.error();
       for (uint32_t q = 0; q < queries[head].count(); ++q) best[head].add(q, found->hits[q]);
     }
@@ -608,16 +616,17 @@ Result<void> find_best(Blocks& blocks, PlaneBlocks& planes, std::span<const Quer
 }  // namespace
 
 Result<BlockHits> top_k(const HeadsOfBlocks& heads, const HeadQueries& queries, uint32_t k,
-                        double bytes_per_token) {
+                        double bytes_per_token, Reading reading) {
+  const Wanted wanted{k, bytes_per_token, reading};
   auto blocks = Blocks::open(heads);
   if (!blocks) return blocks.error();
-  if (auto good = check_top_k(*blocks, queries, k, bytes_per_token); !good) return good.error();
-  const auto wanted = queries_of(*blocks, queries);
-  if (!wanted) return wanted.error();
-  PlaneBlocks planes(*blocks, *wanted, queries.views);
+  if (auto good = check_top_k(*blocks, queries, wanted); !good) return good.error();
+  const auto by_head = queries_of(*blocks, queries);
+  if (!by_head) return by_head.error();
+  PlaneBlocks planes(*blocks, *by_head, queries.views);
   BlockHits answer;
   const auto search_all = [&] {
-    return find_best(*blocks, planes, *wanted, queries.views, k, bytes_per_token, answer.hits);
+    return find_best(*blocks, planes, *by_head, queries.views, wanted, answer.hits);
   };
   if (auto good = blocks->without_unreadable(search_all); !good) return good.error();
   answer.read = blocks->read();

@@ -25,6 +25,7 @@
 #include "base/kv_layout.h"
 #include "ndp/frames.h"
 #include "ndp/operations.h"
+#include "ndp/plane_keys.h"
 
 namespace bowhead::ndp {
 
@@ -85,11 +86,11 @@ struct BlockHits {
 /// with scores of double precision. Others are decoded, with scores of kScoreTolerance: all where
 /// scores are summed; and where the heads of a token lie side by side, those with a tile without
 /// bounds (PlaneKeys::head() says which) and, for heads with a query that is not finite, all.
-/// `bytes_per_token` above 0: from so many bytes for each visible token of a query, where they are
-/// searched and have bounds; 0: exactly.
+/// `bytes_per_token` above 0: from so many bytes for each visible token, as approximate_top_k(),
+/// where they are searched and have bounds; 0: exactly.
 inline constexpr uint32_t kSearchedTokens = 256;
 Result<BlockHits> top_k(const HeadsOfBlocks& heads, const HeadQueries& queries, uint32_t k,
-                        double bytes_per_token = 0);
+                        double bytes_per_token = 0, Reading reading = Reading::ONE_PASS);
 
 /// outputs[head][query][channel] and log_sum_exps[head][query]: partials, which Attention merges.
 /// Zeros and negative infinity where no token is visible. INVALID_ARGUMENT also: blocks without

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "compression/planes.h"
+#include "ndp/estimates.h"
 #include "ndp/kernels.h"
 #include "ndp/line_set.h"
 #include "ndp/numbers.h"
@@ -103,7 +104,8 @@ struct Piece {
   size_t tokens_at = 0;               ///< among those of all pieces
   const PlaneTile* planes = nullptr;  ///< if it is scanned in planes
   std::optional<PlaneReader> reader;  ///< then, while it is kept
-  bool verified = false;              ///< the planes that are scanned
+  uint32_t estimated_planes = 0;      ///< if scores are estimates: from so many first ones
+  bool is_read = false;               ///< the planes that are scanned were counted, and verified
   std::vector<uint8_t> values;        ///< else its values, while they are kept
   size_t kept_bytes = 0;
 
@@ -132,14 +134,12 @@ class Scan {
   Scan(const Queries& queries, const Views& views, uint32_t k)
       : queries_(queries), views_(views), k_(k) {}
   void open(std::span<const PlaneKeys* const> blocks);
+  /// From then on scores are estimates, from the first planes.
+  void keep_to(double bytes_per_token);
   /// Some queries, at most kProductQueries; if one is not finite, all tiles are decoded.
   Status search(std::span<const uint32_t> queries, PlaneAnswer& answer);
   uint32_t damaged_block() const { return damaged_; }
-  uint64_t bytes_read() const {
-    uint64_t bytes = 0;
-    for (const LineSet& reads : reads_) bytes += reads.bytes();
-    return bytes;
-  }
+  uint64_t bytes_read() const { return bytes_of(reads_); }
 
  private:
   void open_piece(uint32_t block, const PlaneKeys& keys, const PlaneKeys::Tile& tile);
@@ -167,13 +167,21 @@ class Scan {
   Status load_values(Piece& piece);
   void keep_or_drop(Piece& piece);
 
+  static uint64_t bytes_of(const std::vector<LineSet>& reads) {
+    uint64_t bytes = 0;
+    for (const LineSet& of_block : reads) bytes += of_block.bytes();
+    return bytes;
+  }
+  template <class Each>
+  void for_seen_rows(const Piece& piece, uint32_t plane, const Each& each) const;
+  bool is_scanned(const Piece& piece) const { return piece.planes != nullptr && finite_; }
+  uint32_t scanned_planes(const Piece& piece) const;
+  Status verify(Piece& piece, uint32_t planes);
   Status scan(Piece& piece);
   Status scan_values(Piece& piece);
   bool set_lanes(const Piece& piece, uint32_t planes);
+  void set_scales(const Piece& piece, uint32_t planes);
   void compare_bounds();
-  static uint32_t scanned_planes(const Piece& piece) {
-    return piece.planes->verified_with(std::min(kScannedPlanes, piece.planes->number().planes()));
-  }
   void raise_least();
   void sample_lows();
   Floats best_of_sample(uint32_t rank) const;
@@ -183,6 +191,7 @@ class Scan {
   size_t least_candidates() const { return size_t{3} * k_ + 64; }
 
   void want_candidates();
+  void take_estimates();
   Status score(Piece& piece);
   void score_rows(const Piece& piece, uint32_t first, uint32_t count, const uint8_t* values,
                   size_t row_bytes);
@@ -200,6 +209,7 @@ class Scan {
   const Views views_;
   const uint32_t k_;
   uint32_t channels_ = 0, padded_ = 0;
+  bool estimates_ = false;
   std::vector<Piece> pieces_;
   std::vector<LineSet> reads_;   // by block
   std::vector<uint8_t> wanted_;  // by token: bits of the queries whose candidate it is
@@ -222,6 +232,8 @@ class Scan {
   Lines<int16_t> numbers_;  // queries as whole numbers
   QueryLanes units_{};      // of the sums of products, before the scale
   QueryLanes offs_{};       // how far scores are from these at most
+  bool scaled_ = false;
+  Lines<int16_t> scales_;  // then: of differences, by channel
   Lines<int16_t> rows_;
 
   // Of tokens whose bounds are to be compared: sums of products, by token and query; and the lower
@@ -276,6 +288,53 @@ void Scan::open_piece(uint32_t block, const PlaneKeys& keys, const PlaneKeys::Ti
   piece.planes = &*tile.planes;
 }
 
+/// The first plane of all tiles, then the next one, and so on, while the budget lasts: of the last
+/// ones it pays for some, those that take the fewest bytes for a token.
+void Scan::keep_to(double bytes_per_token) {
+  estimates_ = true;
+  scales_.resize(padded_ + 64);
+  uint64_t tokens = 0;
+  std::vector<LineSet> reads = reads_;
+  std::vector<Piece*> left;
+  for (Piece& piece : pieces_) {
+    tokens += views_.any().count_of(piece.first_position(), piece.tile->tokens);
+    const ConstBytes frame = piece.keys->frame();
+    reads[piece.block].add(piece.planes ? piece.planes->head()
+                                        : frame.subspan(piece.tile->begin, piece.tile->bytes));
+    if (piece.planes != nullptr) left.push_back(&piece);
+  }
+  const double most = bytes_per_token * static_cast<double>(tokens);
+  for (uint32_t plane = 0; !left.empty(); ++plane) {
+    std::erase_if(left,
+                  [&](const Piece* piece) { return piece->planes->number().planes() == plane; });
+    std::stable_sort(left.begin(), left.end(), [&](const Piece* a, const Piece* b) {
+      return a->planes->coded(plane).size() * uint64_t{b->tile->tokens} <
+             b->planes->coded(plane).size() * uint64_t{a->tile->tokens};
+    });
+    uint64_t bytes = bytes_of(reads);
+    for (size_t i = 0; i < left.size(); ++i) {
+      LineSet& of_block = reads[left[i]->block];
+      bytes -= of_block.bytes();
+      for_seen_rows(*left[i], plane, [&](ConstBytes rows) { of_block.add(rows); });
+      bytes += of_block.bytes();
+      if (plane > 0 && static_cast<double>(bytes) > most) return;
+      left[i]->estimated_planes = plane + 1;
+    }
+  }
+}
+
+/// Calls each(bytes) for those of a plane that estimates read.
+template <class Each>
+void Scan::for_seen_rows(const Piece& piece, uint32_t plane, const Each& each) const {
+  const uint32_t tokens = piece.tile->tokens, position = piece.first_position();
+  const Visible& seen = views_.any();
+  if (seen.has_all(position, tokens)) return piece.planes->for_rows(plane, 0, tokens, each);
+  for (uint32_t first = 0, end = 0; first < tokens; first = end + 1) {
+    for (end = first; end < tokens && seen.has(position + end);) ++end;
+    if (end > first) piece.planes->for_rows(plane, first, end - first, each);
+  }
+}
+
 /// Reads all values of a tile.
 Status Scan::load_values(Piece& piece) {
   if (!piece.values.empty()) return Status::OK;
@@ -325,7 +384,9 @@ Status Scan::search(std::span<const uint32_t> queries, PlaneAnswer& answer) {
   }
   compare_bounds();
   want_candidates();
+  if (estimates_) take_estimates();
   for (Piece& piece : pieces_) {
+    if (estimates_ && is_scanned(piece)) continue;
     if (const Status status = score(piece); status != Status::OK) return status;
     keep_or_drop(piece);
   }
@@ -344,24 +405,46 @@ Status Scan::search(std::span<const uint32_t> queries, PlaneAnswer& answer) {
 
 // ---- the first pass ----
 
-Status Scan::scan(Piece& piece) {
-  if (piece.planes == nullptr || !finite_) return scan_values(piece);
-  const PlaneKeys::Tile& tile = *piece.tile;
-  const PlaneTile& planes = *piece.planes;
-  const uint32_t count = scanned_planes(piece);
+uint32_t Scan::scanned_planes(const Piece& piece) const {
+  if (estimates_) return piece.estimated_planes;
+  return piece.planes->verified_with(std::min(kScannedPlanes, piece.planes->number().planes()));
+}
+
+/// A budget does not pay for planes that have one checksum with these, nor for rows that no query
+/// sees.
+Status Scan::verify(Piece& piece, uint32_t planes) {
+  if (piece.is_read) return Status::OK;
+  const PlaneTile& tile = *piece.planes;
+  const bool whole =
+      !estimates_ || (tile.verified_with(planes) == planes &&
+                      views_.any().has_all(piece.first_position(), piece.tile->tokens));
+  const bool anew = whole && !tile.is_verified(planes);
+  if (whole) {
+    const Status status = damaged_unless_ok(piece, tile.verify(planes));
+    if (status != Status::OK) return status;
+  }
+  piece.is_read = true;
   LineSet& reads = reads_[piece.block];
   const auto add = [&](ConstBytes bytes) { reads.add(bytes); };
-  if (!piece.verified) {
-    const bool anew = !planes.is_verified(count);
-    const Status status = damaged_unless_ok(piece, planes.verify(count));
-    if (status != Status::OK) return status;
-    piece.verified = true;
-    add(planes.head());
-    if (anew) add(planes.planes_verified_with(count));
-    for (uint32_t p = 0; !anew && p < count; ++p) planes.for_rows(p, 0, planes.tokens(), add);
+  add(tile.head());
+  if (anew) add(tile.planes_verified_with(planes));
+  for (uint32_t p = 0; !anew && p < planes; ++p) {
+    if (estimates_)
+      for_seen_rows(piece, p, add);
+    else
+      tile.for_rows(p, 0, tile.tokens(), add);
   }
+  return Status::OK;
+}
+
+Status Scan::scan(Piece& piece) {
+  if (!is_scanned(piece)) return scan_values(piece);
+  const PlaneKeys::Tile& tile = *piece.tile;
+  const uint32_t count = scanned_planes(piece);
+  if (const Status status = verify(piece, count); status != Status::OK) return status;
   if (const Status status = load(piece, count); status != Status::OK) return status;
   if (!set_lanes(piece, count)) return scan_values(piece);
+  if (estimates_) set_scales(piece, count);
   sums_.resize(std::max(sums_.size(), (sum_tokens_ + tile.tokens) * kProductQueries));
   int32_t* sums = &sums_[sum_tokens_ * kProductQueries];
   for (uint32_t first = 0; first < tile.tokens; first += kTileTokens) {
@@ -369,7 +452,7 @@ Status Scan::scan(Piece& piece) {
     const uint32_t position = piece.first_position() + first;
     int32_t* of = sums + size_t{first} * kProductQueries;
     if (views_.any().has_some(position, tokens)) {
-      piece.reader->middles(first, tokens, count, rows_.data());
+      piece.reader->middles(first, tokens, count, scaled_ ? scales_.data() : nullptr, rows_.data());
       kernels().products({numbers_.data(), rows_.data(), tokens, padded_}, of);
     }
     hide_unseen(position, tokens, of);
@@ -378,6 +461,16 @@ Status Scan::scan(Piece& piece) {
   bounded_.push_back({piece.tokens_at, tile.tokens, units_, offs_});
   if (sum_tokens_ >= kComparedTokens) compare_bounds();
   return Status::OK;
+}
+
+/// Of estimates, which are as near as they can be, and have no bounds.
+void Scan::set_scales(const Piece& piece, uint32_t planes) {
+  offs_.fill(0);
+  const std::span<const uint8_t> spreads = piece.planes->spreads();
+  scaled_ = !spreads.empty() && planes <= kScaledPlanes;
+  for (uint32_t c = 0; scaled_ && c < channels_; ++c)
+    scales_[c] =
+        static_cast<int16_t>(std::lround(std::ldexp(scale_of_differences(spreads[c], planes), 14)));
 }
 
 void Scan::hide_unseen(uint32_t position, uint32_t tokens, int32_t* sums) const {
@@ -616,6 +709,21 @@ void Scan::want_candidates() {
   }
 }
 
+/// Of candidates in planes: their bounds are the same.
+void Scan::take_estimates() {
+  for (uint32_t lane = 0; lane < query_count_; ++lane) {
+    for (const Candidate& candidate : candidates_[lane]) {
+      const Piece& piece =
+          *(std::upper_bound(pieces_.begin(), pieces_.end(), candidate.token,
+                             [](size_t token, const Piece& of) { return token < of.tokens_at; }) -
+            1);
+      if (!is_scanned(piece)) continue;
+      const auto within = static_cast<uint32_t>(candidate.token - piece.tokens_at);
+      hits_[lane].push_back({candidate.low, piece.first_position() + within});
+    }
+  }
+}
+
 /// Tokens of steps with a candidate: the remainder of a step's first token is known.
 Status Scan::score(Piece& piece) {
   const uint8_t* wanted = &wanted_[piece.tokens_at];
@@ -626,7 +734,7 @@ Status Scan::score(Piece& piece) {
   };
   uint32_t token = next_wanted(0);
   if (token == tokens) return Status::OK;
-  if (piece.planes == nullptr || !finite_) {
+  if (!is_scanned(piece)) {
     if (const Status status = load_values(piece); status != Status::OK) return status;
     score_rows(piece, 0, tokens, &piece.values[piece.keys->row_begin()],
                piece.keys->shape().row_bytes());
@@ -698,9 +806,11 @@ Error unreadable_frame(Status status, const UnreadableKeys& at, UnreadableKeys* 
 }
 
 Result<PlaneAnswer> scan_planes(const Queries& queries, std::span<const PlaneKeys* const> blocks,
-                                const Views& views, uint32_t k, UnreadableKeys* unreadable) {
+                                const Views& views, uint32_t k,
+                                std::optional<double> bytes_per_token, UnreadableKeys* unreadable) {
   Scan scan(queries, views, k);
   scan.open(blocks);
+  if (bytes_per_token) scan.keep_to(*bytes_per_token);
   Status status = Status::OK;
   PlaneAnswer answer;
   answer.hits.resize(queries.count());

@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// The exact search of plane_keys.h in one pass: the first eight planes of all tokens bound the
-// scores of all queries together, and tokens that may be among the best are scored exactly.
+// The searches of plane_keys.h in one pass. The exact one: the first eight planes of all tokens
+// bound the scores of all queries together, and tokens that may be among the best are scored
+// exactly. Within a budget: as many first planes as it allows give estimates, and that is all.
 #pragma once
 
+#include <optional>
 #include <span>
 
 #include "ndp/plane_keys.h"
 
 namespace bowhead::ndp {
 
-/// Of valid input. DAMAGED, UNSUPPORTED_CODEC: as exact_top_k().
+/// Of valid input; within so many bytes for each visible token, if given. DAMAGED,
+/// UNSUPPORTED_CODEC: as exact_top_k().
 Result<PlaneAnswer> scan_planes(const Queries& queries, std::span<const PlaneKeys* const> blocks,
-                                const Views& views, uint32_t k, UnreadableKeys* unreadable);
+                                const Views& views, uint32_t k,
+                                std::optional<double> bytes_per_token, UnreadableKeys* unreadable);
 
 /// The error of a search that ended there; it is noted in `to`, if that is not null.
 Error unreadable_frame(Status status, const UnreadableKeys& at, UnreadableKeys* to);

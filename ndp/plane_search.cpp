@@ -10,12 +10,12 @@
 #include <cmath>
 #include <functional>
 #include <limits>
-#include <numbers>
 #include <numeric>
 #include <optional>
 
 #include "base/assert.h"
 #include "compression/planes.h"
+#include "ndp/estimates.h"
 #include "ndp/kernels.h"
 #include "ndp/line_set.h"
 #include "ndp/numbers.h"
@@ -33,8 +33,7 @@ constexpr uint32_t kFirstPlanes = 3;  // that an exact search reads of all token
 constexpr double kRoundShare = 0.5, kLeastRoundShare = 1.0 / 32;
 constexpr uint32_t kMostRows = 128;  // at a time: the most that lines of a row hold
 constexpr uint32_t kBatch = 8;       // queries at a time: the state of each grows with tokens
-constexpr uint32_t kScaledPlanes = 4;
-constexpr uint8_t kExactly = 0xFF;  // level of tokens that were read exactly
+constexpr uint8_t kExactly = 0xFF;   // level of tokens that were read exactly
 
 /// A tile with a visible token.
 struct Piece {
@@ -66,41 +65,6 @@ uint32_t skew_of(const Piece& piece) {
   const auto in_line = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(row.data()) % 64);
   const uint32_t stride = piece.planes->row_stride();
   return piece.group - std::min(piece.group, (64 - in_line + stride - 1) / stride);
-}
-
-/// The factor that brings the middles which so many planes show, less the centre, nearest to the
-/// values (least squares), if these are normal around the centre and their mean distance from it is
-/// `spread`, in units of half of the most: sum(value * middle) / sum(middle^2).
-double normal_scale(double spread, uint32_t planes) {
-  const double deviation = spread / 2 * std::sqrt(std::numbers::pi / 2);  // of at most 1
-  if (deviation <= 0) return 1;
-  const uint32_t intervals = 1u << (planes - 1);
-  const auto density = [&](double x) { return std::exp(-x * x / (2 * deviation * deviation)); };
-  double products = 0, squares = 0;
-  for (uint32_t i = 0; i < intervals; ++i) {
-    const double begin = static_cast<double>(i) / intervals, end = begin + 1.0 / intervals;
-    const double middle = (begin + end) / 2;
-    // Of a normal distribution, but for a factor that both have.
-    const double sum = deviation * deviation * (density(begin) - density(end));
-    const double share = deviation * std::sqrt(std::numbers::pi / 2) *
-                         (std::erf(end / deviation / std::numbers::sqrt2) -
-                          std::erf(begin / deviation / std::numbers::sqrt2));
-    products += middle * sum;
-    squares += middle * middle * share;
-  }
-  return squares > 0 ? products / squares : 1;
-}
-
-float scale_of(uint8_t spread, uint32_t planes) {
-  static const auto table = [] {
-    std::array<std::array<float, 256>, kScaledPlanes> scales{};
-    for (uint32_t p = 0; p < kScaledPlanes; ++p) {
-      for (uint32_t s = 0; s < 256; ++s)
-        scales[p][s] = static_cast<float>(normal_scale(s * kSpreadUnit, p + 1));
-    }
-    return scales;
-  }();
-  return table[planes - 1][spread];
 }
 
 /// The bounds of a query's scores in a tile, by planes that have been read.
@@ -429,7 +393,8 @@ Reach Search::reach_of(const Piece& piece, const Progress& query) const {
   for (uint32_t planes = 1; scaled_ && planes <= kScaledPlanes; ++planes) {
     auto& scaled = reach.query[planes] = reach.query[0];
     const auto spreads = piece.planes->spreads();
-    for (uint32_t c = 0; c < spreads.size(); ++c) scaled[c] *= scale_of(spreads[c], planes);
+    for (uint32_t c = 0; c < spreads.size(); ++c)
+      scaled[c] *= scale_of_differences(spreads[c], planes);
   }
   for (size_t i = 0; scaled_ && i < reach.query.size(); ++i)
     reach.norms[i] =
@@ -857,7 +822,8 @@ Result<PlaneAnswer> exact_top_k(const Queries& queries, std::span<const PlaneKey
                                 const Views& views, uint32_t k, Reading reading,
                                 UnreadableKeys* unreadable) {
   if (auto good = check(queries, blocks, views, k); !good) return good.error();
-  if (reading == Reading::ONE_PASS) return scan_planes(queries, blocks, views, k, unreadable);
+  if (reading == Reading::ONE_PASS)
+    return scan_planes(queries, blocks, views, k, std::nullopt, unreadable);
   return by_views(queries, views, unreadable, [&](const Queries& some, const Visible& visible) {
     Search search(some, blocks, visible, k);
     return search.answer(search.exact(), unreadable);
@@ -866,12 +832,14 @@ Result<PlaneAnswer> exact_top_k(const Queries& queries, std::span<const PlaneKey
 
 Result<PlaneAnswer> approximate_top_k(const Queries& queries,
                                       std::span<const PlaneKeys* const> blocks, const Views& views,
-                                      uint32_t k, double bytes_per_token,
+                                      uint32_t k, double bytes_per_token, Reading reading,
                                       UnreadableKeys* unreadable) {
   if (auto good = check(queries, blocks, views, k); !good) return good.error();
   if (!(bytes_per_token > 0))
     return Error{Status::INVALID_ARGUMENT,
                  fmt::format("{} bytes for each token: give a number above 0", bytes_per_token)};
+  if (reading == Reading::ONE_PASS)
+    return scan_planes(queries, blocks, views, k, bytes_per_token, unreadable);
   return by_views(queries, views, unreadable, [&](const Queries& some, const Visible& visible) {
     Search search(some, blocks, visible, k);
     return search.answer(search.approximate(bytes_per_token), unreadable);

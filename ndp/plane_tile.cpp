@@ -247,11 +247,12 @@ void PlaneReader::centres(uint32_t first, uint32_t count, int16_t* rows) {
   plane_kernels().centres(centre_.at(first), count, rows);
 }
 
-void PlaneReader::middles(uint32_t first, uint32_t count, uint32_t planes, int16_t* rows) {
+void PlaneReader::middles(uint32_t first, uint32_t count, uint32_t planes, const int16_t* scales,
+                          int16_t* rows) {
   BOWHEAD_ASSERT(first % kStateTokens == 0);
   plane_kernels().middles(
       {tile_.number(), count, tile_.channels(), tile_.exponents(), centre_.at(first)},
-      rows_from(first, count, planes).data(), planes, rows, centre_.states_from(first));
+      rows_from(first, count, planes).data(), planes, scales, rows, centre_.states_from(first));
   centre_.note_states(first, count);
 }
 

@@ -222,7 +222,9 @@ class PlaneReader {
   void differences(uint32_t first, uint32_t count, uint32_t planes, int16_t* twice);
   void centres(uint32_t first, uint32_t count, int16_t* rows);
   /// Twice the middles: the sum, with twice the centre. `first` is a multiple of kStateTokens.
-  void middles(uint32_t first, uint32_t count, uint32_t planes, int16_t* rows);
+  /// `scales`: of the differences, as compression/planes.h has them; null: none.
+  void middles(uint32_t first, uint32_t count, uint32_t planes, const int16_t* scales,
+               int16_t* rows);
 
   /// The values, as their kind, of some tokens from the first one of a step on; all streams are
   /// loaded. Streams that end too early are as if zeros followed.

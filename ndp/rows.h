@@ -83,6 +83,14 @@ struct Visible {
     const uint64_t behind = std::min(uint64_t{first} + count, uint64_t{end});
     return first < std::min<uint64_t>(sinks, behind) || std::max(first, begin) < behind;
   }
+  /// How many of them.
+  uint32_t count_of(uint32_t first, uint32_t count) const {
+    const uint64_t behind = std::min(uint64_t{first} + count, uint64_t{end});
+    const uint64_t from = std::max(first, begin), sinks_end = std::min<uint64_t>(sinks, begin);
+    const uint64_t seen_sinks = std::min(sinks_end, behind);
+    return static_cast<uint32_t>((behind > from ? behind - from : 0) +
+                                 (seen_sinks > first ? seen_sinks - first : 0));
+  }
 
   bool operator==(const Visible&) const = default;
 };

@@ -2,6 +2,7 @@
 #include "tests/compression/planes_check.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/random.h"
 
@@ -88,12 +89,15 @@ std::vector<int16_t> rows_of(const PlaneKernels& kernels, const Shape& shape, co
   return out;
 }
 
-/// The rows of middles are the sums of the others; states are the definition's.
+/// The rows of middles are the sums of the others; states are the definition's. If `scaled`, with
+/// differences times something for each channel.
 std::string fault_in_middles(const PlaneKernels& kernels, const Shape& shape, const Planes& planes,
                              const std::vector<int16_t>& amplitudes, uint32_t shift, uint32_t count,
-                             const std::vector<int16_t>& rows) {
+                             const std::vector<int16_t>& rows, bool scaled) {
   const Number& number = *number_of(shape.number);
   const uint32_t padded = padded_channels(shape.channels);
+  std::vector<int16_t> scales(padded + 64);
+  for (uint32_t c = 0; c < padded; ++c) scales[c] = static_cast<int16_t>(c * 2654435761u >> 17);
   const uint8_t* shown[kMaxPlanes + 1] = {};
   for (uint32_t p = 0; p < count; ++p) shown[p] = planes.planes[p].data();
   std::vector<int16_t> states[2], middles;
@@ -105,12 +109,15 @@ std::string fault_in_middles(const PlaneKernels& kernels, const Shape& shape, co
     middles.assign(size_t{shape.tokens} * padded, 0);
     states[right].resize(size_t{(shape.tokens + kStateTokens - 1) / kStateTokens} * shape.channels);
     (right ? kPlaneKernelsScalar : kernels)
-        .middles(tile, shown, count, middles.data(), states[right].data());
+        .middles(tile, shown, count, scaled ? scales.data() : nullptr, middles.data(),
+                 states[right].data());
   }
   if (states[0] != states[1]) return "has other states of centres";
   for (size_t i = 0; i < rows.size() / 2; ++i) {
     const size_t at = i / shape.channels * padded + i % shape.channels;
-    if (middles[at] != static_cast<int16_t>(rows[i] + 2 * rows[rows.size() / 2 + i]))
+    const double product = rows[i] * scales[i % shape.channels] / 32768.0;
+    const int difference = scaled ? 2 * static_cast<int>(std::floor(product + 0.5)) : rows[i];
+    if (middles[at] != static_cast<int16_t>(difference + 2 * rows[rows.size() / 2 + i]))
       return "has middles that are not the sums, planes: " + std::to_string(count);
   }
   return {};
@@ -125,9 +132,11 @@ std::string fault_in_rows(const PlaneKernels& kernels, const Shape& shape, const
     const auto rows = rows_of(kernels, shape, planes, amplitudes, shift, count);
     if (rows != rows_of(kPlaneKernelsScalar, shape, planes, amplitudes, shift, count))
       return "has other rows for searches, planes: " + std::to_string(count);
-    const std::string fault =
-        fault_in_middles(kernels, shape, planes, amplitudes, shift, count, rows);
-    if (!fault.empty()) return fault;
+    for (const bool scaled : {false, true}) {
+      const std::string fault =
+          fault_in_middles(kernels, shape, planes, amplitudes, shift, count, rows, scaled);
+      if (!fault.empty()) return fault;
+    }
     for (size_t i = 0; i < rows.size() / 2; ++i) {
       if (std::abs(rows[i] - whole[i]) >= 1 << (all - count))
         return "has rows that are too far off, planes: " + std::to_string(count);

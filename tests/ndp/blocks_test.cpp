@@ -513,9 +513,11 @@ TEST(DamagedBlocks, AreReadWhereTheDamageIsNotSeen) {
     for (const Views& views : {Views(end), Views(std::span<const Visible>(apart))}) {
       ask.views = views;
       for (const double budget : {0.0, 8.0}) {
-        const auto found = top_k(heads, ask, 10, budget);
-        ASSERT_TRUE(found) << found.error().message();
-        EXPECT_EQ(found->hits[3].size(), 10u);
+        for (const Reading reading : {Reading::ONE_PASS, Reading::FEWEST_BYTES}) {
+          const auto found = top_k(heads, ask, 10, budget, reading);
+          ASSERT_TRUE(found) << found.error().message();
+          EXPECT_EQ(found->hits[3].size(), 10u);
+        }
       }
     }
     EXPECT_TRUE(score(heads, {values, 2, 1, end}, scores));
