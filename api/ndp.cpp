@@ -31,6 +31,10 @@ class Request {
   /// For operations with queries.
   bh_status set_queries();
   const ndp::HeadQueries& queries() const { return queries_; }
+  ndp::Reading reading() const {
+    return (given_.flags & BH_NDP_FEWEST_BYTES) != 0 ? ndp::Reading::FEWEST_BYTES
+                                                     : ndp::Reading::ONE_PASS;
+  }
   const bowhead::KvLayout& layout() const { return *blocks_[0].layout; }
   size_t query_count() const { return size_t{given_.query_count} * given_.head_count; }
 
@@ -53,8 +57,8 @@ class Request {
 bh_status Request::open(bh_pool* pool, const bh_ndp_request* request) {
   if (pool == nullptr) return null_argument("pool");
   if (const bh_status bad = read_struct(request, "request", given_); bad != BH_OK) return bad;
-  if (const bh_status bad =
-          check_bounds("request", {{"flags", given_.flags, BH_NDP_SKIP | BH_NDP_RECTIFY}});
+  if (const bh_status bad = check_bounds(
+          "request", {{"flags", given_.flags, BH_NDP_SKIP | BH_NDP_RECTIFY | BH_NDP_FEWEST_BYTES}});
       bad != BH_OK)
     return bad;
   if (pool->forks_at_open != forks()) return finish(Status::FORKED);
@@ -191,7 +195,7 @@ bh_status bh_ndp_topk(bh_pool* pool, const bh_ndp_request* request, uint32_t k, 
     if (hits == nullptr) return null_argument("hits");
     if (counts == nullptr) return null_argument("counts");
     return of.run(report, [&](const ndp::HeadsOfBlocks& heads) -> Result<ndp::BlocksRead> {
-      const auto found = top_k(heads, of.queries(), k, budget_bytes);
+      const auto found = top_k(heads, of.queries(), k, budget_bytes, of.reading());
       if (!found) return found.error();
       for (size_t i = 0; i < found->hits.size(); ++i) {
         counts[i] = static_cast<uint32_t>(found->hits[i].size());

@@ -654,6 +654,7 @@ def ndp_topk(
     weights: Any = None,
     group: int = 0,
     rectified: bool = False,
+    fewest_bytes: bool = False,
     skip_unreadable: bool = False,
 ) -> TopK:
     """The k best keys of each query. `leases`: leases, or a Prefix. `queries`: float32 [head][query][channel], or
@@ -664,7 +665,10 @@ def ndp_topk(
     as queries of several positions need. `scale` of scores, 0: 1 / sqrt(channels). `soft_cap` makes
     a score cap * tanh(score / cap), 0: none; that changes no order, and these scores are those
     before it.
-    `budget_bytes` above 0: estimates, from about so many bytes for each visible token and query.
+    `budget_bytes` above 0: estimates, from about so many bytes for each visible token.
+    `fewest_bytes`: reads compressed blocks in small steps, only where it helps, and not in one pass:
+    fewer bytes where exact, more of the best keys within a budget, which each query has for itself
+    then; many times as slow.
     `weights`, float32 [head][query]: each `group` queries (0: all of a head) have one answer, the sum
     of weights times scores, or, `rectified`, times scores above 0, as indexers of sparse attention
     choose tokens.

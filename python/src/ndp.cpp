@@ -132,6 +132,7 @@ class Request {
                      "does not divide the " + std::to_string(queries()) + " queries of a head");
     if (rectified) request_.flags |= BH_NDP_RECTIFY;
   }
+  void set_flag(uint32_t flag) { request_.flags |= flag; }
   /// After set_queries() and set_weights().
   void set_scores(const Visible& visible, float scale, float soft_cap) {
     const std::vector<uint32_t> begins = by_query("begin", visible.begin),
@@ -218,11 +219,13 @@ class Request {
 nb::object topk(nb::handle leases, nb::handle queries, nb::handle k_object, nb::handle layer,
                 nb::handle first_head, nb::handle first_tokens, nb::handle begin, nb::handle end,
                 nb::handle sinks, float scale, float soft_cap, double budget_bytes,
-                nb::handle weights, nb::handle group, bool rectified, bool skip_unreadable) {
+                nb::handle weights, nb::handle group, bool rectified, bool fewest_bytes,
+                bool skip_unreadable) {
   Request request(leases, layer, first_head, first_tokens, skip_unreadable);
   request.set_queries(queries);
   request.set_weights(weights, group, rectified);
   request.set_scores({begin, end, sinks}, scale, soft_cap);
+  if (fewest_bytes) request.set_flag(BH_NDP_FEWEST_BYTES);
   const auto k = number<uint32_t>("k", k_object);
   if (k == 0 || k > 1u << 20)
     raise_argument(PyExc_ValueError, "k", kAlone, "must be 1 to 1,048,576");
@@ -337,7 +340,8 @@ void bind_ndp(nb::module_& module) {
              any("layer") = 0, any("first_head") = 0, any("first_tokens") = nb::none(),
              any("begin") = 0, any("end") = nb::none(), any("sinks") = 0, nb::arg("scale") = 0.0f,
              nb::arg("soft_cap") = 0.0f, nb::arg("budget_bytes") = 0.0, any("weights") = nb::none(),
-             any("group") = 0, nb::arg("rectified") = false, nb::arg("skip_unreadable") = false);
+             any("group") = 0, nb::arg("rectified") = false, nb::arg("fewest_bytes") = false,
+             nb::arg("skip_unreadable") = false);
   module.def("ndp_score", &score, any("leases"), any("queries"), nb::kw_only(), any("layer") = 0,
              any("first_head") = 0, any("first_tokens") = nb::none(), any("begin") = 0,
              any("end") = nb::none(), any("sinks") = 0, nb::arg("scale") = 0.0f,

@@ -229,6 +229,26 @@ TEST_P(Ndp, EachQueryHasAViewOfItsOwn) {
   EXPECT_REFUSED(top(request), BH_INVALID_ARGUMENT, "views is NULL");
 }
 
+TEST_P(Ndp, FewestBytesFindTheSameAndReadLess) {
+  bh_ndp_request request = request_for(coded_);
+  ASSERT_EQ(top(request), BH_OK) << bh_last_error();
+  const std::vector<bh_ndp_hit> hits = hits_;
+  const uint64_t read_bytes = report_.read_bytes;
+  request.flags = BH_NDP_FEWEST_BYTES;
+  ASSERT_EQ(top(request), BH_OK) << bh_last_error();
+  for (size_t i = 0; i < hits.size(); ++i) {
+    EXPECT_EQ(hits_[i].token, hits[i].token);
+    EXPECT_EQ(hits_[i].score, hits[i].score);
+  }
+  EXPECT_LE(report_.read_bytes, read_bytes);
+  for (const uint32_t flags : {0u, BH_NDP_FEWEST_BYTES}) {
+    request.flags = flags;
+    ASSERT_EQ(top(request, 5, 1e6), BH_OK) << bh_last_error();  // of all planes
+    for (const bh_ndp_hit& hit : hits_) EXPECT_LT(hit.token, kAllTokens);
+    for (const uint32_t count : counts_) EXPECT_EQ(count, 5u);
+  }
+}
+
 TEST_P(Ndp, SoftCapsBendScores) {
   bh_ndp_request request = request_for(coded_);
   std::vector<float> plain(size_t{kHeads} * kQueries * kAllTokens), capped(plain.size());
@@ -342,7 +362,7 @@ TEST_P(Ndp, WrongRequestsAreRefused) {
   odd[0].struct_bytes = 3;
   const Wrong wrongs[] = {
       {with([](auto& r) { r.struct_bytes = 8; }), "struct_bytes"},
-      {with([](auto& r) { r.flags = 4; }), "flags"},
+      {with([](auto& r) { r.flags = 8; }), "flags"},
       {with([](auto& r) { r.flags = BH_NDP_RECTIFY; }), "weights"},
       {with([](auto& r) { r.leases = nullptr; }), "leases"},
       {with([](auto& r) { r.lease_count = 0; }), "lease_count"},

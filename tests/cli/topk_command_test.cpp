@@ -100,6 +100,8 @@ TEST_F(TopKCommand, QueriesComeFromAFileOrStandardInput) {
   const auto near = json_of(topk({"a", "--queries", path("queries"), "--budget", "16", "--json"}));
   EXPECT_FALSE(near["exact"]);
   EXPECT_EQ(near["queries"][1]["hits"].size(), 10u);
+  const auto slow = json_of(topk({"a", "--queries", path("queries"), "--fewest-bytes", "--json"}));
+  EXPECT_EQ(slow["queries"], of_file["queries"]);
 
   write("odd", bytes.substr(1));
   const Outcome odd = topk({"a", "--queries", path("odd")});

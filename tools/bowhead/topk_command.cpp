@@ -31,6 +31,7 @@ struct Arguments {
   std::optional<uint32_t> like;
   std::string queries;  // a file
   double budget_bytes = 0;
+  bool fewest_bytes = false;
   bool json = false;
 };
 
@@ -212,7 +213,9 @@ int run_topk(const Arguments& a) {
                                  1 / std::sqrt(static_cast<float>(channels)),
                                  {}};
   const auto start = std::chrono::steady_clock::now();
-  const auto found = ndp::top_k(heads, queries, a.k, a.budget_bytes);
+  const auto found =
+      ndp::top_k(heads, queries, a.k, a.budget_bytes,
+                 a.fewest_bytes ? ndp::Reading::FEWEST_BYTES : ndp::Reading::ONE_PASS);
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
   if (const auto kept = leases.release(); !kept) return fail(*pool, kept.error(), where);
   if (!found) return fail(*pool, found.error(), where);
@@ -251,6 +254,8 @@ void add_topk_command(CLI::App& app, Action& action) {
   add_real(*command, "--budget", a->budget_bytes,
            "Estimate, from about so many bytes for each token (default: exact, whatever it takes)",
            {0, 1e6});
+  command->add_flag("--fewest-bytes", a->fewest_bytes,
+                    "Read in small steps, only where it helps: takes longer");
   command->add_flag("--json", a->json, "As JSON");
   command->footer(R"(
 Blocks may be compressed or not. Compressed blocks of 256 tokens or more are searched by the first

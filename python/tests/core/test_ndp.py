@@ -89,8 +89,11 @@ def test_windows_and_positions(sequence):
     assert tokens.shape == (1, 4, 9)
     assert (np.asarray(best.counts) == 5).all()
     assert set(np.unique(tokens)) == {0, 1, 1290, 1291, 1292, 2**32 - 1}
-    near = ndp.topk(sequence.leases, queries[0], 9, budget_bytes=24)
-    assert (np.asarray(near.counts) == 9).all()
+    for fewest in (False, True):
+        near = ndp.topk(
+            sequence.leases, queries[0], 9, budget_bytes=24, fewest_bytes=fewest
+        )
+        assert (np.asarray(near.counts) == 9).all()
 
 
 def test_each_query_has_its_own_view(sequence):
