@@ -121,10 +121,10 @@ Result<PlaneAnswer> exact_top_k(const Queries& queries, std::span<const PlaneKey
 
 /// Keys that are likely among the k best, by so many bytes of memory for each visible token of a
 /// query, or in one pass of all queries together: more are read only for the first plane and heads,
-/// tiles that have no planes, and a query that is not finite. Scores are estimates. In one pass they
-/// are from the same first planes of all tokens, many times as fast; by the most useful bytes more
-/// of the best keys are found. docs/ndp-topk.md says how many. INVALID_ARGUMENT also: a budget that
-/// is not a number above 0; DAMAGED as above.
+/// tiles that have no planes, and a query that is not finite. Scores are estimates. In one pass
+/// they are from the same first planes of all tokens, many times as fast; by the most useful bytes
+/// more of the best keys are found. docs/ndp-topk.md says how many. INVALID_ARGUMENT also: a budget
+/// that is not a number above 0; DAMAGED as above.
 Result<PlaneAnswer> approximate_top_k(const Queries& queries,
                                       std::span<const PlaneKeys* const> blocks, const Views& views,
                                       uint32_t k, double bytes_per_token, Reading reading,

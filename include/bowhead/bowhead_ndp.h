@@ -74,8 +74,8 @@ extern "C" {
 /** A flag of a request with weights: scores below 0 count as 0. */
 #define BH_NDP_RECTIFY 2u
 /** A flag of a request to bh_ndp_topk(): compressed blocks are read in small steps, only where it
- * helps, and not in one pass. Exactly, that reads fewer bytes; within a budget, it finds more of the
- * best keys. It takes many times as long. Other operations take no notice of it. */
+ * helps, and not in one pass. Exactly, that reads fewer bytes; within a budget, it finds more of
+ * the best keys. It takes many times as long. Other operations take no notice of it. */
 #define BH_NDP_FEWEST_BYTES 4u
 
 /** The positions that a query sees. Never grows. */
@@ -153,8 +153,8 @@ typedef struct bh_ndp_hit {
  * @param k number of keys for each query, 1 to 2^20; at most 2^24 for all queries of all heads,
  *     each of which counts as 256 or more
  * @param budget_bytes 0: exact. Above: from about so many bytes for each visible token, where
- *     blocks are compressed and have 256 tokens or more; scores are estimates then. The queries of a
- *     head share what is read, as many first bits of all numbers as the budget allows; with
+ *     blocks are compressed and have 256 tokens or more; scores are estimates then. The queries of
+ *     a head share what is read, as many first bits of all numbers as the budget allows; with
  *     BH_NDP_FEWEST_BYTES each has the budget for itself. It changes nothing in the exceptions
  *     above, in parts of any block that have no first bits, and for queries that are not finite
  * @param hits [head][query][k], the best first; behind those that were found undefined

@@ -205,8 +205,8 @@ class Publishing {
   uint64_t at_ = 0;
 };
 
-/// The lock of the host in the duties, held to the end of a scope: a live process that kept it would
-/// keep all others from opening the pool.
+/// The lock of the host in the duties, held to the end of a scope: a live process that kept it
+/// would keep all others from opening the pool.
 template <class A>
 class HostLock {
  public:
