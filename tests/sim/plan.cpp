@@ -151,11 +151,17 @@ void aim_at_decisions(Dice& random, Plan& plan) {
   plan.think_ns = kHeartbeatNs;
   plan.shape.hosts = 3;
   const bool is_back = random.below(2) == 0;
-  plan.faults.push_back(crash(2, 1000 + any_magnitude(random, 12),
+  // One of them for longer and earlier: the other one is back first.
+  const bool in_turn = random.below(2) == 0;
+  plan.faults.push_back(crash(2, 1000 + any_magnitude(random, in_turn ? 6 : 12),
                               is_back ? (kTimes.dead_ms - 2 + random.below(12)) * kMs : kForever));
-  for (uint32_t process = 0; process < 2 && !is_back; ++process)
-    plan.faults.push_back(since(Since::ACCEPTED, process,
-                                pause(process, random.below(40), (8 + random.below(28)) * kMs)));
+  for (uint32_t process = 0; process < 2 && !is_back; ++process) {
+    Fault fault = pause(process, random.below(40), (8 + random.below(28)) * kMs);
+    if (in_turn)
+      fault = process == 0 ? pause(0, 10 + random.below(8), (26 + random.below(10)) * kMs)
+                           : pause(1, 20 + random.below(14), (9 + random.below(13)) * kMs);
+    plan.faults.push_back(since(Since::ACCEPTED, process, fault));
+  }
 }
 
 void aim_at_grants(Dice& random, Plan& plan) {
@@ -424,8 +430,12 @@ void aim(Dice& random, Plan& plan, Focus focus) {
       if (focus == Focus::LAPSED) plan.work = Work::LEASES;
       plan.operations = 60;
       plan.think_ns = kHeartbeatNs;
-      plan.faults.push_back(
-          pause(any_process(), 2000 + any_magnitude(random, 16), (100 + random.below(150)) * kMs));
+      // Leases lapse late.
+      plan.faults.push_back(focus == Focus::LAPSED
+                                ? pause(any_process(), 2000 + any_magnitude(random, 14),
+                                        (170 + random.below(80)) * kMs)
+                                : pause(any_process(), 2000 + any_magnitude(random, 16),
+                                        (100 + random.below(150)) * kMs));
       break;
     case Focus::DECISIONS:
       aim_at_decisions(random, plan);

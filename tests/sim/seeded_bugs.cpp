@@ -38,8 +38,7 @@ constexpr SeededBug kSeededBugs[] = {
      .lie = Lie::NO_FLUSH,
      .kind = Kind::REGION,
      .part = BH_PART_HEARTBEAT,
-     .focus = Focus::LEASES,
-     .first_seed = 18500},
+     .focus = Focus::SPACES},
     of_part(
         "slot-not-published", Lie::NO_FLUSH, BH_PART_SLOT, Focus::LEASES,
         "to join and at each heartbeat a host reads its slot line back from the memory; dropping "
@@ -165,14 +164,10 @@ constexpr SeededBug kSeededBugs[] = {
      .kind = Kind::REGION,
      .part = BH_PART_DECIDE,
      .only_in = Operation::RELEASE,
-     .focus = Focus::LAPSED,
-     .first_seed = 27800},
+     .focus = Focus::LAPSED},
     // Deciding wrongly.
     {.name = "done-too-early", .lie = Lie::DONE_TOO_EARLY, .focus = Focus::DECISIONS},
-    {.name = "accepted-value-ignored",
-     .lie = Lie::ACCEPTED_UNSEEN,
-     .focus = Focus::DECISIONS,
-     .first_seed = 6400},
+    {.name = "accepted-value-ignored", .lie = Lie::ACCEPTED_UNSEEN, .focus = Focus::DECISIONS},
     {.name = "adopts-without-acks", .lie = Lie::ALL_ACKED, .focus = Focus::ZOMBIES},
     {.name = "full-custody-without-evidence", .lie = Lie::ALL_FENCED, .focus = Focus::ZOMBIES},
     // Too early, too late, the wrong bytes.

@@ -14,7 +14,7 @@ namespace bowhead::sim {
 namespace {
 
 constexpr uint64_t kSeedsPerTest = 1000;
-constexpr uint64_t kSeedsPerPlant = 8000;
+constexpr uint64_t kSeedsPerPlant = 20000;  // every change of the pool moves the seeds
 constexpr uint64_t kSeedsPerHarmless = 100;
 
 std::string text(const Plan& plan, const Outcome& outcome) {
