@@ -102,8 +102,8 @@ struct PlaneKernels {
                       uint32_t tokens, uint32_t channels, int16_t* twice);
   void (*centres)(const TurningCentre& centre, uint32_t tokens, int16_t* rows);
   /// Their sum, the centre taken twice: twice the middles of the values' intervals. They must fit
-  /// 16 bits. `scales`, if given: differences times these, by channel, in units of 2^-14, not
-  /// negative; 64 more may be read. They are rounded as 2 * ((difference * scale + 2^14) / 2^15).
+  /// 16 bits. `scales`, if given: differences times these, by channel, in units of 2^-15, not
+  /// negative; 64 more may be read. They are rounded: (difference * scale + 2^14) / 2^15, floored.
   /// `states` gets the state of the centre, by channel, at each kStateTokens-th token from the
   /// first one on. On return `tile` has the centre of the next token.
   void (*middles)(const TileFrame& tile, const uint8_t* const* planes, uint32_t plane_count,

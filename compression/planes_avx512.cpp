@@ -808,8 +808,8 @@ void middles_as(const TileFrame& tile, const uint8_t* const* shown, uint32_t pla
       if constexpr (kScaled) {
         const Words scale = unpacked_order(
             {_mm512_loadu_si512(scales + first), _mm512_loadu_si512(scales + first + 32)});
-        middle.a = _mm512_slli_epi16(_mm512_mulhrs_epi16(middle.a, scale.a), 1);
-        middle.b = _mm512_slli_epi16(_mm512_mulhrs_epi16(middle.b, scale.b), 1);
+        middle.a = _mm512_mulhrs_epi16(middle.a, scale.a);
+        middle.b = _mm512_mulhrs_epi16(middle.b, scale.b);
       }
       store_row(rows, {_mm512_add_epi16(middle.a, _mm512_slli_epi16(centre.a, 1)),
                        _mm512_add_epi16(middle.b, _mm512_slli_epi16(centre.b, 1))});

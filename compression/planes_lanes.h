@@ -646,8 +646,8 @@ void middles_as(const TileFrame& tile, const uint8_t* const* shown, uint32_t pla
       const uint32_t lanes = std::min(kBlock, tile.channels - first);
       Words twice = planes.twice(token * tile.row_bytes() + first / 8, lanes);
       if constexpr (kScaled) {
-        twice.a = U16(product(I16(twice.a), load<I16>(scales + first))) << 1;
-        twice.b = U16(product(I16(twice.b), load<I16>(scales + first + kWords))) << 1;
+        twice.a = U16(product(I16(twice.a), load<I16>(scales + first)));
+        twice.b = U16(product(I16(twice.b), load<I16>(scales + first + kWords)));
       }
       const Words centre = load_centre(tile.centre, first);
       store_row(rows + first, {twice.a + (centre.a << 1), twice.b + (centre.b << 1)});

@@ -240,7 +240,7 @@ void middles(const TileFrame& tile, const uint8_t* const* planes, uint32_t plane
     for (uint32_t p = 0; p < plane_count; ++p) from[p] = planes[p] + token * row_bytes;
     differences(tile.number, from, plane_count, 1, tile.channels, rows);
     for (uint32_t c = 0; c < tile.channels; ++c) {
-      const int difference = scales ? 2 * ((rows[c] * scales[c] + 0x4000) >> 15) : rows[c];
+      const int difference = scales ? (rows[c] * scales[c] + 0x4000) >> 15 : rows[c];
       rows[c] = static_cast<int16_t>(difference + 2 * tile.centre.at(c));
     }
     turn(tile.centre);

@@ -20,9 +20,10 @@
 // exceptions.
 //
 // Verified by their checksums are heads, when keys are opened; tiles that are read exactly; and
-// first planes, with those that have one checksum with them: in one pass of all tiles, else of
-// those whose tokens are all visible (within a budget, if they have it alone). Lines of other
-// planes and of remainders are not: who must know that they are whole decodes the frame.
+// first planes, with those that have one checksum with them: by an exact search in one pass of all
+// tiles, else of those whose tokens are all visible and that are searched with all channels (within
+// a budget, if they have it alone). Lines of other planes and of remainders are not: who must know
+// that they are whole decodes the frame.
 #pragma once
 
 #include <cstdint>
@@ -119,12 +120,13 @@ Result<PlaneAnswer> exact_top_k(const Queries& queries, std::span<const PlaneKey
                                 const Views& views, uint32_t k, Reading reading = Reading::ONE_PASS,
                                 UnreadableKeys* unreadable = nullptr);
 
-/// Keys that are likely among the k best, by so many bytes of memory for each visible token of a
-/// query, or in one pass of all queries together: more are read only for the first plane and heads,
-/// tiles that have no planes, and a query that is not finite. Scores are estimates. In one pass
-/// they are from the same first planes of all tokens, many times as fast; by the most useful bytes
-/// more of the best keys are found. docs/ndp-topk.md says how many. INVALID_ARGUMENT also: a budget
-/// that is not a number above 0; DAMAGED as above.
+/// Keys that are likely among the k best, by so many bytes of memory for each visible token: more
+/// are read only for the first plane and heads, tiles that have no planes, and for a query that is
+/// not finite or so large or small that floats end. Scores are estimates. In one pass the queries
+/// share the budget, for the tokens from the first to the last that one of them sees, and estimates
+/// are from the same first planes of all tokens: many times as fast. By the most useful bytes each
+/// query has it for itself, and more of the best keys are found. docs/ndp-topk.md says how many.
+/// INVALID_ARGUMENT also: a budget that is not a number above 0; DAMAGED as above.
 Result<PlaneAnswer> approximate_top_k(const Queries& queries,
                                       std::span<const PlaneKeys* const> blocks, const Views& views,
                                       uint32_t k, double bytes_per_token, Reading reading,

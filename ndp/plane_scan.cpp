@@ -323,15 +323,13 @@ void Scan::keep_to(double bytes_per_token) {
   }
 }
 
-/// Calls each(bytes) for those of a plane that estimates read.
+/// Calls each(bytes) for those of a plane that estimates read: scan() skips tokens as here.
 template <class Each>
 void Scan::for_seen_rows(const Piece& piece, uint32_t plane, const Each& each) const {
-  const uint32_t tokens = piece.tile->tokens, position = piece.first_position();
-  const Visible& seen = views_.any();
-  if (seen.has_all(position, tokens)) return piece.planes->for_rows(plane, 0, tokens, each);
-  for (uint32_t first = 0, end = 0; first < tokens; first = end + 1) {
-    for (end = first; end < tokens && seen.has(position + end);) ++end;
-    if (end > first) piece.planes->for_rows(plane, first, end - first, each);
+  for (uint32_t first = 0; first < piece.tile->tokens; first += kTileTokens) {
+    const uint32_t tokens = std::min(kTileTokens, piece.tile->tokens - first);
+    if (views_.any().has_some(piece.first_position() + first, tokens))
+      piece.planes->for_rows(plane, first, tokens, each);
   }
 }
 
@@ -411,12 +409,12 @@ uint32_t Scan::scanned_planes(const Piece& piece) const {
 }
 
 /// A budget does not pay for planes that have one checksum with these, nor for rows that no query
-/// sees.
+/// sees, nor for other heads.
 Status Scan::verify(Piece& piece, uint32_t planes) {
   if (piece.is_read) return Status::OK;
   const PlaneTile& tile = *piece.planes;
   const bool whole =
-      !estimates_ || (tile.verified_with(planes) == planes &&
+      !estimates_ || (tile.verified_with(planes) == planes && !tile.is_cut() &&
                       views_.any().has_all(piece.first_position(), piece.tile->tokens));
   const bool anew = whole && !tile.is_verified(planes);
   if (whole) {
@@ -467,10 +465,11 @@ Status Scan::scan(Piece& piece) {
 void Scan::set_scales(const Piece& piece, uint32_t planes) {
   offs_.fill(0);
   const std::span<const uint8_t> spreads = piece.planes->spreads();
-  scaled_ = !spreads.empty() && planes <= kScaledPlanes;
-  for (uint32_t c = 0; scaled_ && c < channels_; ++c)
-    scales_[c] =
-        static_cast<int16_t>(std::lround(std::ldexp(scale_of_differences(spreads[c], planes), 14)));
+  scaled_ = !spreads.empty() && planes <= kScaledPlanes && planes < piece.planes->number().planes();
+  for (uint32_t c = 0; scaled_ && c < channels_; ++c) {
+    const float scale = std::ldexp(scale_of_differences(spreads[c], planes), 15);
+    scales_[c] = static_cast<int16_t>(std::min(std::lround(scale), 0x7FFFl));
+  }
 }
 
 void Scan::hide_unseen(uint32_t position, uint32_t tokens, int32_t* sums) const {

@@ -22,8 +22,9 @@
  *
  * What is trusted. What is decoded of a compressed block is verified by checksums of the frame:
  * everything, but in bh_ndp_topk(), for blocks of 256 tokens or more, the first bits of numbers
- * only, or with a budget their heads (docs/ndp-topk.md). The first bytes of all compressed blocks
- * are verified, also of those that no query sees. An uncompressed block is read as it lies.
+ * only, or with a budget or BH_NDP_FEWEST_BYTES some of these (docs/ndp-topk.md). The first
+ * bytes of all compressed blocks are verified, also of those that no query sees. An uncompressed
+ * block is read as it lies.
  * When the operation is through, every lease is checked: an answer is given only if all blocks
  * stayed in place. After any other status than BH_OK the outputs are undefined.
  *
@@ -74,8 +75,9 @@ extern "C" {
 /** A flag of a request with weights: scores below 0 count as 0. */
 #define BH_NDP_RECTIFY 2u
 /** A flag of a request to bh_ndp_topk(): compressed blocks are read in small steps, only where it
- * helps, and not in one pass. Exactly, that reads fewer bytes; within a budget, it finds more of
- * the best keys. It takes many times as long. Other operations take no notice of it. */
+ * helps, and not in one pass. Exactly, that reads fewer bytes for the queries of one view; within a
+ * budget, it finds more of the best keys. It takes many times as long. Other operations take no
+ * notice of it. */
 #define BH_NDP_FEWEST_BYTES 4u
 
 /** The positions that a query sees. Never grows. */

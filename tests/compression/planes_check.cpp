@@ -116,7 +116,7 @@ std::string fault_in_middles(const PlaneKernels& kernels, const Shape& shape, co
   for (size_t i = 0; i < rows.size() / 2; ++i) {
     const size_t at = i / shape.channels * padded + i % shape.channels;
     const double product = rows[i] * scales[i % shape.channels] / 32768.0;
-    const int difference = scaled ? 2 * static_cast<int>(std::floor(product + 0.5)) : rows[i];
+    const int difference = scaled ? static_cast<int>(std::floor(product + 0.5)) : rows[i];
     if (middles[at] != static_cast<int16_t>(difference + 2 * rows[rows.size() / 2 + i]))
       return "has middles that are not the sums, planes: " + std::to_string(count);
   }

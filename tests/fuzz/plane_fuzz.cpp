@@ -84,8 +84,8 @@ void search(const PlaneKeys& keys, const std::vector<uint8_t>* rows, const Wante
       Queries::of(values, wanted.query_count, keys.channels(), 0.125f, keys.number()).value();
   const PlaneKeys* block = &keys;
   const auto exact = exact_top_k(queries, {&block, 1}, wanted.visible, wanted.k, wanted.reading);
-  const auto near =
-      approximate_top_k(queries, {&block, 1}, wanted.visible, wanted.k, wanted.bytes_per_token);
+  const auto near = approximate_top_k(queries, {&block, 1}, wanted.visible, wanted.k,
+                                      wanted.bytes_per_token, wanted.reading);
   for (const auto* answer : {&exact, &near})
     BOWHEAD_ASSERT(*answer || (rows == nullptr && (answer->status() == Status::DAMAGED ||
                                                    answer->status() == Status::UNSUPPORTED_CODEC)));

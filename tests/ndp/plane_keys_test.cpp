@@ -647,6 +647,29 @@ TEST(PlaneSearch, TakesNoLongTimeForBoundsThatAreAllTheSame) {
   EXPECT_LT(time_of(odd), 100 * usual);
 }
 
+/// Planes hold all heads: a budget does not pay for the others.
+TEST(PlaneSearch, KeepsToABudgetForOneHeadOfMany) {
+  const compression::Shape shape{NumberFormat::BF16, 1, 256, 1024, {}};
+  const auto frame = encode(shape, make_tensor(shape, Content::NORMAL, 1), Profile::FAST);
+  const auto queries =
+      Queries::of(random_queries(1, 128, 1), 1, 128, 1, NumberFormat::BF16).value();
+  for (const Reading reading : kReadings) {
+    const PlaneKeys keys = PlaneKeys::open(frame, 0, 0).value().head(256, 128).value();
+    const PlaneKeys* block = &keys;
+    uint64_t heads = sizeof(bh_frame_header);
+    for (const PlaneKeys::Tile& tile : keys.tiles()) heads += tile.planes->head().size() + 128;
+    constexpr uint64_t kLine = 64;  // that a row of a plane takes
+    for (const uint64_t planes : {3, 8}) {
+      const uint64_t budget = heads + planes * shape.tokens * kLine;
+      const auto answer = approximate_top_k(queries, std::span(&block, 1), {}, 4,
+                                            static_cast<double>(budget) / shape.tokens, reading);
+      ASSERT_TRUE(answer) << answer.error().message();
+      EXPECT_LE(answer->bytes_read[0], budget);
+      EXPECT_GT(answer->bytes_read[0], budget / 2);
+    }
+  }
+}
+
 /// Short planes have one checksum with others: a budget does not pay for these.
 TEST(PlaneSearch, KeepsToABudgetInShortTiles) {
   for (const uint32_t tokens : {16u, 100u}) {
