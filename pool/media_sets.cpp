@@ -5,6 +5,25 @@
 #include "pool/pool_impl.h"
 
 namespace bowhead {
+namespace {
+
+/// To the end of a scope no duties run.
+class PausedDuties {
+ public:
+  explicit PausedDuties(Periodic* worker) : worker_(worker) {
+    if (worker_ != nullptr) worker_->pause();
+  }
+  ~PausedDuties() {
+    if (worker_ != nullptr) worker_->resume();
+  }
+  PausedDuties(const PausedDuties&) = delete;
+  PausedDuties& operator=(const PausedDuties&) = delete;
+
+ private:
+  Periodic* const worker_;
+};
+
+}  // namespace
 
 Result<uint64_t> Pool::grow(const std::string& locator, const GrowOptions& options) {
   if (const auto why = impl_->barred()) return *why;
@@ -66,16 +85,13 @@ Result<uint64_t> Pool::Impl::grow(const std::string& locator, const GrowOptions&
 template <class Change>
 auto Pool::Impl::change_sets(Change change) -> decltype(change()) {
   const std::lock_guard one_thread(sets_mutex_);
-  if (worker_) worker_->pause();
-  decltype(change()) done = Error{Status::BUSY,
-                                  "another process of this host has been opening the pool, or "
-                                  "changing its media, for 10 seconds: try again"};
-  if (access_.lock_host(host_, core::kHostLockWaitMs) == core::LockResult::TAKEN) {
-    done = change();
-    access_.unlock_host(host_);
-  }
-  if (worker_) worker_->resume();
-  return done;
+  const PausedDuties paused(worker_.get());
+  const core::HostLock lock(core_.context(), /*locked=*/false, core::kHostLockWaitMs);
+  if (!lock.held())
+    return Error{Status::BUSY,
+                 "another process of this host has been opening the pool, or changing its media, "
+                 "for 10 seconds: try again"};
+  return change();
 }
 
 /// All zero if there is none.

@@ -205,15 +205,15 @@ class Publishing {
   uint64_t at_ = 0;
 };
 
-/// The lock of the host in the duties, held to the end of a scope: a live process that kept it
-/// would keep all others from opening the pool.
+/// The lock of the host, held to the end of a scope: a live process that kept it would keep all
+/// others from opening the pool.
 template <class A>
 class HostLock {
  public:
-  /// Does not wait. `locked`: the caller holds the lock, and keeps it.
-  explicit HostLock(Context<A>& context, bool locked = false)
+  /// `locked`: the caller holds the lock, and keeps it.
+  explicit HostLock(Context<A>& context, bool locked = false, uint64_t wait_ms = 0)
       : c_(context),
-        taken_(!locked && c_.access.lock_host(c_.host, 0) == LockResult::TAKEN),
+        taken_(!locked && c_.access.lock_host(c_.host, wait_ms) == LockResult::TAKEN),
         held_(locked || taken_) {}
   ~HostLock() {
     if (taken_) c_.access.unlock_host(c_.host);

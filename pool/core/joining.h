@@ -172,14 +172,13 @@ void Joining<A>::detach() {
 template <class A>
 Result<void> Joining<A>::leave(const std::function<void()>& stop_heartbeat) {
   if (c_.alone()) return {};
-  if (c_.access.lock_host(c_.host, kHostLockWaitMs) == LockResult::HELD)
+  const HostLock<A> lock(c_, /*locked=*/false, kHostLockWaitMs);
+  if (!lock.held())
     return Error{Status::BUSY,
                  "another process of this host has been opening the pool for 10 "
                  "seconds; if it hangs, end it and try again"};
-  if (others_alive()) {
-    c_.access.unlock_host(c_.host);
+  if (others_alive())
     return Error{Status::IN_USE, "other processes of this host have the pool open; end them first"};
-  }
   if (stop_heartbeat) stop_heartbeat();
   recovery_.scavenge_dead();
   undo_own_work();
@@ -193,7 +192,6 @@ Result<void> Joining<A>::leave(const std::function<void()>& stop_heartbeat) {
     line.fenced = line.incarnation;
     hosts_.write_slot(line, BH_HOST_LEFT);  // nothing is stored after this (J1)
   }
-  c_.access.unlock_host(c_.host);
   return slot ? Result<void>{} : slot.error();
 }
 

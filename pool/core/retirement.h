@@ -350,14 +350,13 @@ uint64_t Retirement<A>::reap(bool wait) {
   return free_unnamed(ripe);
 }
 
-/// Revokes expired own leases first. A block that a lease still names is freed later: by reap()
-/// (several hosts), by reclaim_some(), or by the release of the lease.
+/// A block that a lease names is freed later: by reap() (several hosts), by reclaim_some(), or by
+/// the release of the lease.
 template <class A>
 uint64_t Retirement<A>::free_unnamed(const std::vector<Retired>& retired) {
   if (retired.empty() || c_.ended()) return 0;
   c_.access.fence();  // retired stamps before the look at the hazards (C3, L2)
-  std::vector<uint64_t> named = named_blocks();
-  if (!named.empty() && leases_.revoke_expired(c_.access.now_ns()) > 0) named = named_blocks();
+  const std::vector<uint64_t> named = named_blocks();
   uint64_t freed = 0;
   std::vector<Retired> waiting;
   for (const Retired& block : retired) {
@@ -408,7 +407,12 @@ bool Retirement<A>::wipe(const Block& block) {
 
 template <class A>
 std::vector<uint64_t> Retirement<A>::named_blocks() {
-  return leases_.named_blocks(c_.alone() ? 1 : hazard_hosts() | lookup_.own_bit());
+  const uint64_t hosts = c_.alone() ? 1 : hazard_hosts() | lookup_.own_bit();
+  std::vector<uint64_t> named = leases_.named_blocks(hosts);
+  // Expired leases of this host must not keep blocks: a pool of one host has no heartbeat.
+  if (!named.empty() && leases_.revoke_expired(c_.access.now_ns()) > 0)
+    named = leases_.named_blocks(hosts);
+  return named;
 }
 
 template <class A>

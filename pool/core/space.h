@@ -86,7 +86,7 @@ class Space {
   struct Evicted {
     uint64_t blocks, bytes;  ///< blocks: that are free, or, of several hosts, will be
   };
-  Evicted evict(uint64_t bytes);
+  Evicted evict(uint64_t bytes, Terms terms = {});
   void evict_in_passing(uint64_t bytes_put);
   void stop_evicting() {
     evicting_ = false;
@@ -176,19 +176,26 @@ std::optional<Block> Space<A>::reserve_block(uint64_t block_bytes, Terms terms) 
   const uint64_t pool_step = c_.layout.payload_bytes() / 512;
   const uint64_t step = std::max(
       4 * block_bytes, c_.incoherent() ? pool_step : std::min(pool_step, kBatch * block_bytes));
+  // Evicted blocks may leave no hole of this size; then whole extents are emptied instead.
+  int evictions_left = settings_.evict_high_permille == 0 ? 0 : c_.incoherent() ? 2 : 4;
+  bool scavenges = true;
   for (int round = 0; round < 64; ++round) {
     bool made = retirement_.reclaim_some() > 0;
-    if (!made) made = evict_expired() > 0;
-    if (!made && round == 0) made = recovery_.scavenge_dead() > 0;
-    // A pool of one host has no duties: a process that removed a namespace may have died.
-    if (!made && round == 0 && c_.alone()) made = namespaces_.sweep() > 0;
-    // Evicted blocks may leave no hole of this size; then whole extents are emptied instead.
-    if (!made && settings_.evict_high_permille != 0 && round < 4) made = evict(step).blocks > 0;
-    if (!made) made = make_room(block_bytes, clear_by(), terms);
-    if (!made && settings_.evict_high_permille != 0)
-      made = make_room(block_bytes, Clear::BY_EVICTION_OF_PINNED, terms);
+    const bool expired = !made && evict_expired() > 0;
+    // Those that expired may lie anywhere: a hole of this size need not come of them soon.
+    if (!made && (!expired || round >= 8)) {
+      if (std::exchange(scavenges, false)) {
+        made = recovery_.scavenge_dead() > 0;
+        // A pool of one host has no duties: a process that removed a namespace may have died.
+        if (!made && c_.alone()) made = namespaces_.sweep() > 0;
+      }
+      if (!made && evictions_left-- > 0) made = evict(step, terms).blocks > 0;
+      if (!made) made = make_room(block_bytes, clear_by(), terms);
+      if (!made && settings_.evict_high_permille != 0)
+        made = make_room(block_bytes, Clear::BY_EVICTION_OF_PINNED, terms);
+    }
     if (auto block = allocator_.reserve(block_bytes, terms)) return block;
-    if (!made) break;
+    if (!made && !expired) break;
   }
   if (auto block = allocator_.reserve_larger(block_bytes, block_bytes * 2, terms)) return block;
   c_.count(BH_COUNTER_NO_SPACE);
@@ -378,7 +385,7 @@ auto Space<A>::free_blocks() const -> FreeBlocks {
 }
 
 template <class A>
-auto Space<A>::evict(uint64_t bytes) -> Evicted {
+auto Space<A>::evict(uint64_t bytes, Terms terms) -> Evicted {
   const std::vector<uint64_t> named = retirement_.named_blocks();
   std::vector<uint64_t> retired;
   uint64_t freed_bytes = 0;
@@ -398,6 +405,7 @@ auto Space<A>::evict(uint64_t bytes) -> Evicted {
       continue;
     const auto slab = extents_.slab_of(c_.layout.extent_of_slot(victim.slot));
     if (!slab || slab->block_bytes == 0) continue;
+    if (!terms.in_custody && extents_.copy_only(slab->head)) continue;  // of no use then
     const Block block = extents_.block_of(victim.slot, *slab);
     if (std::binary_search(named.begin(), named.end(), block.offset)) continue;
     // It may have been pinned since it was chosen.
@@ -430,6 +438,10 @@ auto Space<A>::used() const -> Used {
     for (uint64_t e = set.first_extent; !c_.alone() && e < set.extent_end(); ++e)
       extents += extents_.holds(e);
   }
+  // Not later than evict_by_watermark() evicts for entries.
+  const uint64_t crowded = settings_.evict_high_permille == 0
+                               ? kCrowdedPermille
+                               : std::min<uint64_t>(kCrowdedPermille, settings_.evict_low_permille);
   Used now{};
   now.space_permille =
       extents == 0 ? 1000 : used / (extents * c_.layout.geometry().extent_bytes / 1000);
@@ -440,7 +452,7 @@ auto Space<A>::used() const -> Used {
     const uint64_t entries = sets[i].bucket_count * BH_INDEX_ENTRIES * 3 / 5;
     const uint64_t permille = blocks[i] * 1000 / std::max<uint64_t>(entries, 1);
     now.index_permille = std::max(now.index_permille, permille);
-    if (permille >= kCrowdedPermille) now.crowded |= uint64_t{1} << i;
+    if (permille >= crowded) now.crowded |= uint64_t{1} << i;
   }
   return now;
 }
@@ -750,6 +762,7 @@ bool Space<A>::supersede(const Block& old, uint64_t old_stamp, const Block& targ
   const auto entry = !lock.held() || c_.ended()
                          ? std::nullopt
                          : index_.find_block(c_.host, hash, old.offset, old_stamp);
+  const std::string key = lookup_.read_key(old.slot, header.key_bytes);  // may get no memory
   // Retire before there are two entries: a scavenger then sees which block is to go.
   if (!entry || !allocator_.begin_retire(old.slot)) {
     retirement_.give_back(target);
@@ -765,8 +778,7 @@ bool Space<A>::supersede(const Block& old, uint64_t old_stamp, const Block& targ
   bh_block_header old_header{};
   const bool counted = lookup_.read_header(old.slot, old_header) && old_header.stamp == old_stamp;
   header.stamp = retirement_.next_stamp();
-  writing_.write_key_lines(target.slot, lookup_.read_key(old.slot, header.key_bytes), user_metadata,
-                           header.stamp);
+  writing_.write_key_lines(target.slot, key, user_metadata, header.stamp);
   c_.write_sealed(c_.layout.header(target.slot), to_line(header));  // with the tag
   attributes_.carry(old.slot, old_stamp, target.slot, header.stamp);
   c_.store_recency(target.slot, c_.load_recency(old.slot));

@@ -996,6 +996,29 @@ TEST(Hosts, NoReservationLiesWhereALateHostMayWrite) {
   for (Reservation& one : reserved) EXPECT_EQ(second.pool().commit(one), Status::OK);
 }
 
+TEST(Hosts, AReservationEvictsNothingThatCannotHelpIt) {
+  SharedPool shared(2, CreateOptions{});
+  HostProcess first(shared, 0, {});
+  Host second = shared.open(1);
+  first.stop();
+  ASSERT_TRUE(eventually([&] {
+    return ended(second, 0) && second.info_of(1).extents_custody == shared.extents() / 2;
+  }));
+  std::vector<Reservation> reserved;
+  const auto next = [&] {
+    return second.pool().reserve(second.ns(), key("r", reserved.size()), Host::kSize);
+  };
+  auto reservation = next();
+  for (; reservation; reservation = next()) reserved.push_back(*reservation);
+  ASSERT_TRUE(eventually([&] { return second.put(key("p", 0)) == Status::OK; }));
+  constexpr size_t kPut = 10;
+  for (size_t i = 1; i < kPut; ++i) ASSERT_EQ(second.put(key("p", i)), Status::OK);
+  for (int tries = 0; tries < 5; ++tries) EXPECT_EQ(next().status(), Status::BUSY);
+  for (size_t i = 0; i < kPut; ++i) EXPECT_EQ(second.get(key("p", i)), Status::OK) << i;
+  for (Reservation& one : reserved) EXPECT_EQ(second.pool().abort(one), Status::OK);
+  first.kill_now();
+}
+
 TEST(Hosts, ALeaseOfALateHostDoesNotHoldForever) {
   SharedPool shared(2);
   Lease lease;

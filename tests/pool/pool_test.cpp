@@ -328,6 +328,40 @@ TEST(Pool, BlocksWhoseTimeToLiveIsOverGiveTheirSpace) {
     ASSERT_EQ(t.put("new" + std::to_string(i), value), Status::OK) << i;
 }
 
+/// However many there are, and wherever they lie: those of a slab are not over together.
+TEST(Pool, ManyBlocksWhoseTimeIsOverGiveTheirSpaceToLargerOnes) {
+  TestPool t(160 << 20, {.evict_high_permille = 0});
+  const auto value = test::bytes(4000, 1);
+  const ConstSpan in[] = {{value.data(), value.size()}};
+  const auto now_s = static_cast<uint32_t>(std::time(nullptr));
+  int stored = 0;
+  const auto put = [&] {
+    const uint32_t expires_s = now_s + 3 + static_cast<uint32_t>(stored % 2);
+    return t.pool().put(t.ns(), "k" + std::to_string(stored), in, {},
+                        {.expires_unix_s = expires_s});
+  };
+  while (put() == Status::OK) ++stored;
+  ASSERT_GT(stored, 2 * 4096);
+  while (static_cast<uint32_t>(std::time(nullptr)) <= now_s + 4)
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_EQ(t.put("large", test::bytes(300'000, 1)), Status::OK);
+}
+
+TEST(Pool, ExpiredLeasesDoNotKeepSpaceFromOthers) {
+  TestPool t(64 << 20, {.extent_bytes = 4 << 20, .evict_high_permille = 0});
+  int stored = 0;
+  while (t.put("k" + std::to_string(stored), test::bytes(60'000, stored)) == Status::OK) ++stored;
+  for (int i = 0; i < stored; i += 2)
+    ASSERT_EQ(t.pool().remove(t.ns(), "k" + std::to_string(i)), Status::OK);
+  std::vector<Lease> leases;
+  for (int i = 1; i < stored; i += 2)
+    leases.push_back(*t.pool().acquire(t.ns(), "k" + std::to_string(i), 1));
+  usleep(5000);
+  for (int i = 0; i < 8; ++i)
+    EXPECT_EQ(t.put("large" + std::to_string(i), test::bytes(300'000, i)), Status::OK) << i;
+  for (Lease& lease : leases) EXPECT_EQ(t.pool().release(lease), Status::LAPSED);
+}
+
 /// They are the emptiest, but a lease keeps each of them: others are emptied.
 TEST(Pool, LeasesInNearlyEmptyExtentsDoNotKeepSpaceFromOthers) {
   constexpr uint64_t kExtent = 4 << 20;
