@@ -328,7 +328,7 @@ void TopKRows::print_near(const NearRow& row, double bits, bool one_pass,
                           const nlohmann::json* line) const {
   if (line == nullptr) {
     fmt::print("  {:<15} {:>20} {:>8.3f} {:>15.3f} {:>12.3f}\n",
-               fmt::format("{:.1f}{}", bits, one_pass ? ", one pass" : ""),
+               fmt::format("{:g}{}", bits, one_pass ? ", one pass" : ""),
                fmt::format("{:.2f} ({:.2f})", row.bits.mean(), row.bits.worst), row.recall.mean(),
                row.mass.mean(), row.of_all.mean());
     return;

@@ -963,6 +963,17 @@ TEST(Hosts, ALateHostGetsAnErrorAndComesBack) {
   EXPECT_TRUE(eventually([&] { return second.get("c") == Status::OK; }));
 }
 
+Result<Reservation> reserve_one(Host& host, size_t number) {
+  return host.pool().reserve(host.ns(), key("r", number), Host::kSize);
+}
+
+/// Until one is refused.
+std::vector<Reservation> reserve_all(Host& host) {
+  std::vector<Reservation> reserved;
+  while (auto reservation = reserve_one(host, reserved.size())) reserved.push_back(*reservation);
+  return reserved;
+}
+
 TEST(Hosts, NoReservationLiesWhereALateHostMayWrite) {
   SharedPool shared(2);
   HostProcess first(shared, 0, {});
@@ -972,12 +983,8 @@ TEST(Hosts, NoReservationLiesWhereALateHostMayWrite) {
   ASSERT_TRUE(eventually([&] {
     return ended(second, 0) && second.info_of(1).extents_custody == shared.extents() / 2;
   }));
-  std::vector<Reservation> reserved;
-  const auto next = [&] {
-    return second.pool().reserve(second.ns(), key("r", reserved.size()), Host::kSize);
-  };
-  auto reservation = next();
-  for (; reservation; reservation = next()) reserved.push_back(*reservation);
+  std::vector<Reservation> reserved = reserve_all(second);
+  const auto next = [&] { return reserve_one(second, reserved.size()); };
   EXPECT_EQ(reserved.size(), room_of(shared, shared.extents() - shared.extents() / 2))
       << "all of its own memory";
   ASSERT_TRUE(eventually([&] { return second.put("p") == Status::OK; })) << "after reclaim_ms";
@@ -1004,12 +1011,8 @@ TEST(Hosts, AReservationEvictsNothingThatCannotHelpIt) {
   ASSERT_TRUE(eventually([&] {
     return ended(second, 0) && second.info_of(1).extents_custody == shared.extents() / 2;
   }));
-  std::vector<Reservation> reserved;
-  const auto next = [&] {
-    return second.pool().reserve(second.ns(), key("r", reserved.size()), Host::kSize);
-  };
-  auto reservation = next();
-  for (; reservation; reservation = next()) reserved.push_back(*reservation);
+  std::vector<Reservation> reserved = reserve_all(second);
+  const auto next = [&] { return reserve_one(second, reserved.size()); };
   ASSERT_TRUE(eventually([&] { return second.put(key("p", 0)) == Status::OK; }));
   constexpr size_t kPut = 10;
   for (size_t i = 1; i < kPut; ++i) ASSERT_EQ(second.put(key("p", i)), Status::OK);
