@@ -156,10 +156,7 @@ class Scan {
     if (status != Status::OK) damaged_ = piece.block;
     return status;
   }
-  Status load(Piece& piece, uint32_t streams) {
-    if (!piece.reader) piece.reader.emplace(*piece.planes);
-    return damaged_unless_ok(piece, piece.reader->load(streams, coder_));
-  }
+  Status load(Piece& piece, uint32_t streams);
   float answer_of(double sum) const {
     return static_cast<float>(sum * static_cast<double>(queries_.scale()));
   }
@@ -315,7 +312,8 @@ void Scan::keep_to(double bytes_per_token) {
     for (size_t i = 0; i < left.size(); ++i) {
       LineSet& of_block = reads[left[i]->block];
       bytes -= of_block.bytes();
-      for_seen_rows(*left[i], plane, [&](ConstBytes rows) { of_block.add(rows); });
+      if (!left[i]->planes->was_shared(plane))
+        for_seen_rows(*left[i], plane, [&](ConstBytes rows) { of_block.add(rows); });
       bytes += of_block.bytes();
       if (plane > 0 && static_cast<double>(bytes) > most) return;
       left[i]->estimated_planes = plane + 1;
@@ -427,12 +425,23 @@ Status Scan::verify(Piece& piece, uint32_t planes) {
   add(tile.head());
   if (anew) add(tile.planes_verified_with(planes));
   for (uint32_t p = 0; !anew && p < planes; ++p) {
+    if (tile.is_coded(p)) continue;  // load() counts them
     if (estimates_)
       for_seen_rows(piece, p, add);
     else
       tile.for_rows(p, 0, tile.tokens(), add);
   }
   return Status::OK;
+}
+
+/// Coded streams are read here, and whole; of a cut tile, unless another cut has read them.
+Status Scan::load(Piece& piece, uint32_t streams) {
+  const PlaneTile& tile = *piece.planes;
+  for (uint32_t s = 0; s < streams; ++s) {
+    if (tile.is_coded(s) && !tile.was_shared(s)) reads_[piece.block].add(tile.coded(s));
+  }
+  if (!piece.reader) piece.reader.emplace(tile);
+  return damaged_unless_ok(piece, piece.reader->load(streams, coder_));
 }
 
 Status Scan::scan(Piece& piece) {
@@ -753,9 +762,11 @@ Status Scan::score(Piece& piece) {
     values_.resize(std::max(values_.size(), (end - first) * row_bytes));
     piece.reader->exact_rows(first, end - first, values_.data());
     score_rows(piece, first, end - first, values_.data(), row_bytes);
-    const auto add = [&](ConstBytes bytes) { reads.add(bytes); };
+    const auto add = [&](uint32_t stream, ConstBytes bytes) {
+      if (!piece.planes->is_coded(stream)) reads.add(bytes);
+    };
     for (uint32_t p = scanned_planes(piece); p < number.planes(); ++p)
-      piece.planes->for_rows(p, first, end - first, add);
+      piece.planes->for_rows(p, first, end - first, [&](ConstBytes rows) { add(p, rows); });
     piece.planes->for_rests(first, end, add);
   }
   return Status::OK;

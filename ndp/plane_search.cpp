@@ -598,7 +598,7 @@ Status Search::score_exactly(size_t token, Progress& query, float& score) {
   LineSet& reads = query.reads[piece.block];
   const auto add = [&](ConstBytes bytes) { reads.add(bytes); };
   for (uint32_t p = 0; p < remainder; ++p) piece.planes->for_rows(p, first, count, add);
-  piece.planes->for_rests(first, within + 1, add);
+  piece.planes->for_rests(first, within + 1, [&](uint32_t, ConstBytes rests) { add(rests); });
   score = score_of_row(query);
   return Status::OK;
 }

@@ -155,6 +155,18 @@ std::array<ConstBytes, 2> PlaneTile::rests_of_steps(uint32_t first, uint32_t end
           bytes_of(planes + 1, from.exceptions, to.exceptions - from.exceptions)};
 }
 
+ConstBytes SharedStreams::decoded(uint32_t stream, const StreamSize& size, ConstBytes coded,
+                                  StreamCoder& coder) {
+  const std::lock_guard lock(mutex_);
+  std::vector<uint8_t>& plain = streams_[stream];
+  if (!is_decoded(stream)) {
+    plain.resize(size.plain_bytes);
+    if (!coder.decode(size.codec, coded, plain)) return {};
+    decoded_.fetch_or(1u << stream, std::memory_order_relaxed);
+  }
+  return plain;
+}
+
 // ---- CentreReader ----
 
 CentreReader::CentreReader(const PlaneTile& tile)
@@ -208,6 +220,10 @@ Status PlaneReader::load_one(uint32_t stream, StreamCoder& coder) {
   if (size.codec == StreamCodec::STORED) {
     plain_[stream] = tile_.coded(stream);
     return Status::OK;
+  }
+  if (tile_.is_cut()) {
+    plain_[stream] = tile_.shared(stream, coder);
+    return plain_[stream].empty() ? Status::DAMAGED : Status::OK;
   }
   if (decoded_.empty()) {
     uint64_t all = 0;

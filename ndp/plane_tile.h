@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <utility>
@@ -22,6 +23,24 @@ inline constexpr double kSpreadUnit = 1.0 / 128;
 /// Where the remainders and exceptions of some tokens begin in their streams.
 struct RestBegin {
   uint32_t bits = 0, exceptions = 0;
+};
+
+/// Streams of a tile of which there are cuts: coded ones are decoded once for all of them. Threads
+/// may share it.
+class SharedStreams {
+ public:
+  /// Decodes it, if that was not done before. Empty: it is damaged.
+  compression::ConstBytes decoded(uint32_t stream, const compression::StreamSize& size,
+                                  compression::ConstBytes coded, compression::StreamCoder& coder);
+  bool is_decoded(uint32_t stream) const {
+    return (decoded_.load(std::memory_order_relaxed) >> stream & 1) != 0;
+  }
+
+ private:
+  std::mutex mutex_;
+  /// Not changed, once a bit of decoded_ says that it is there: readers got it under the mutex.
+  std::array<std::vector<uint8_t>, compression::kMaxStreams> streams_;
+  std::atomic<uint32_t> decoded_ = 0;  // a bit for each; a note, which guards nothing
 };
 
 /// What is read of a tile when it is opened.
@@ -40,6 +59,7 @@ struct TileParts {
   compression::TurningCentre centre;
   std::array<compression::ConstBytes, compression::kMaxStreams> coded;
   mutable std::atomic<uint32_t> verified_planes = 0;  ///< for cuts; a note, which guards nothing
+  mutable SharedStreams shared;                       ///< for cuts
 };
 
 /// The head of a tile, and where its streams lie: of all channels, or of some, as where the heads
@@ -63,6 +83,11 @@ class PlaneTile {
   bool is_coded(uint32_t stream) const {
     return parts_->head.streams[stream].codec >= compression::StreamCodec::LZ4;
   }
+  /// Of a cut: decodes a coded stream, unless that was done for another one; empty: it is damaged.
+  compression::ConstBytes shared(uint32_t stream, compression::StreamCoder& coder) const {
+    return parts_->shared.decoded(stream, parts_->head.streams[stream], coded(stream), coder);
+  }
+  bool was_shared(uint32_t stream) const { return is_cut() && parts_->shared.is_decoded(stream); }
   compression::ConstBytes head() const { return parts_->bytes.first(parts_->head_bytes); }
 
   /// Rows of planes: from a token to the next one; and the part with these channels.
@@ -131,8 +156,8 @@ class PlaneTile {
   uint32_t first_channel() const { return first_channel_; }
   /// A step is a part of a token.
   bool has_parted_tokens() const { return parts_->steps.per_token > 1; }
-  /// Calls each(bytes) for the remainders and exceptions of tokens `first` to before `end`, in
-  /// whole steps.
+  /// Calls each(stream, bytes) for the remainders and exceptions of tokens `first` to before `end`,
+  /// in whole steps.
   template <class Each>
   void for_rests(uint32_t first, uint32_t end, const Each& each) const;
 
@@ -171,9 +196,8 @@ template <class Each>
 void PlaneTile::for_rests(uint32_t first, uint32_t end, const Each& each) const {
   const uint32_t together = is_cut() && has_parted_tokens() ? 1 : end - first;
   for (uint32_t token = first; token < end; token += together) {
-    for (const compression::ConstBytes part :
-         rests_of_steps(first_step(token), end_step(token + together - 1)))
-      each(part);
+    const auto parts = rests_of_steps(first_step(token), end_step(token + together - 1));
+    for (uint32_t i = 0; i < parts.size(); ++i) each(number().planes() + i, parts[i]);
   }
 }
 
@@ -229,7 +253,7 @@ class PlaneReader {
   /// The values, as their kind, of some tokens from the first one of a step on; all streams are
   /// loaded. Streams that end too early are as if zeros followed.
   void exact_rows(uint32_t first, uint32_t count, uint8_t* values);
-  /// Of memory that it takes: decoded streams mostly.
+  /// Of memory that it takes: decoded streams mostly, but for those that cuts share.
   size_t held_bytes() const {
     return decoded_.capacity() + rows_.capacity() + values_.capacity() + centre_.held_bytes() +
            (led_centre_ ? led_centre_->held_bytes() : 0);
