@@ -29,7 +29,8 @@ std::string model_name() {
 CpuFeatures detect() {
   CpuFeatures features;
   // The builtin also checks that the system saves the registers.
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+      __builtin_cpu_supports("bmi2"))
     features.isa = IsaLevel::AVX2;
   if (features.isa == IsaLevel::AVX2 && __builtin_cpu_supports("avx512f") &&
       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&

@@ -27,6 +27,9 @@ typedef float F32 __attribute__((vector_size(kBlock)));
 
 /// The highest bit of each byte.
 BOWHEAD_INLINE uint32_t top_bits(U8 bytes);
+/// Elements of a table that each 16 bytes repeat; 0 for an index whose highest bit is set. The
+/// others are below 16.
+BOWHEAD_INLINE U8 looked_up(U8 table, U8 index);
 /// a x b / 2^15, rounded; a + b and a - b, saturated.
 BOWHEAD_INLINE I16 product(I16 a, I16 b);
 BOWHEAD_INLINE I16 saturated_sum(I16 a, I16 b);
@@ -104,44 +107,28 @@ BOWHEAD_INLINE U16 shifted_right(U16 words, U16 by) {
   const U32 w = U32(words), n = U32(by);
   return U16((w & 0xFFFF) >> (n & 0xFFFF) | (w >> (n >> 16) & 0xFFFF0000));
 }
-BOWHEAD_INLINE U16 shifted_left(U16 words, U16 by) {
-  const U32 w = U32(words), n = U32(by);
-  return U16((w << (n & 0xFFFF) & 0xFFFF) | (w & 0xFFFF0000) << (n >> 16));
-}
 /// For signed words, by at most 15.
 BOWHEAD_INLINE U16 shifted_right_signed(U16 words, U16 by) {
   const U32 w = U32(words), n = U32(by);
   return U16(U32(I32(w << 16) >> I32(n & 0xFFFF)) >> 16 |
              (U32(I32(w) >> I32(n >> 16)) & 0xFFFF0000));
 }
-BOWHEAD_INLINE U16 ones(U16 counts) { return ~shifted_left(~U16{}, counts); }
 
-/// The bits of four words, side by side, and their number.
-struct Runs {
-  U64 bits, counts;
-};
-
-BOWHEAD_INLINE U32 sums_of_pairs(U16 counts) {
-  return (U32(counts) & 0xFFFF) + (U32(counts) >> 16);
+/// For words below 16: byte(i) of each word i, as the low byte; the high one is 0.
+template <class Byte, size_t... i>
+BOWHEAD_INLINE U8 table_of(const Byte& byte, std::index_sequence<i...>) {
+  return U8{static_cast<uint8_t>(byte(i % 16))...};
 }
-BOWHEAD_INLINE U64 sums_of_fours(U16 counts) {
-  const U64 pairs = U64(sums_of_pairs(counts));
-  return (pairs & 0xFFFFFFFF) + (pairs >> 32);
+template <class Byte>
+BOWHEAD_INLINE U16 low_bytes_of(U16 words, const Byte& byte) {
+  return U16(looked_up(table_of(byte, EachByte{}), U8(words | 0x8000)));
 }
-
-/// The lowest bits of words, side by side; the words have no other bits.
-BOWHEAD_INLINE Runs join(U16 bits, U16 counts) {
-  const U32 words = U32(bits);
-  const U64 pairs = U64((words & 0xFFFF) | words >> 16 << (U32(counts) & 0xFFFF));
-  const U64 count = U64(sums_of_pairs(counts));
-  return {(pairs & 0xFFFFFFFF) | pairs >> 32 << (count & 0xFFFFFFFF), sums_of_fours(counts)};
-}
-
-/// The inverse of join(); the words have other bits above theirs.
-BOWHEAD_INLINE U16 deal(U64 runs, U16 counts) {
-  const U64 count = U64(sums_of_pairs(counts));
-  const U32 pairs = U32((runs & 0xFFFFFFFF) | runs >> (count & 0xFFFFFFFF) << 32);
-  return U16((pairs & 0xFFFF) | pairs >> (U32(counts) & 0xFFFF) << 16);
+/// The words with so many lowest bits, counts(i) of each word i.
+template <uint32_t kMost, class Counts>
+BOWHEAD_INLINE U16 ones_of(U16 words, const Counts& counts) {
+  const U16 low = low_bytes_of(words, [&](size_t i) { return (1u << counts(i)) - 1; });
+  if constexpr (kMost <= 8) return low;
+  return low | low_bytes_of(words, [&](size_t i) { return ((1u << counts(i)) - 1) >> 8; }) << 8;
 }
 
 /// A stream of bits; zero after its end.
@@ -149,23 +136,22 @@ class BitSource {
  public:
   BitSource(std::span<const uint8_t> from, uint64_t begin)
       : from_(from.data()), size_(from.size()), at_(begin) {}
-  /// The next runs of at most 64 bits; the bits above them are undefined.
-  BOWHEAD_INLINE U64 take(U64 counts) {
+  /// Calls use(i, run) with at most 64 bits, of which it takes as many as it returns, the lowest,
+  /// and with the bits after them, for each i of a block.
+  template <class Use>
+  BOWHEAD_INLINE void take(const Use& use) {
     uint8_t edge[kMostRead];
     const uint64_t at = at_ / 8;
     const uint8_t* from = at + kMostRead <= size_ ? from_ + at : copy_edge(at, edge);
     uint64_t bit = at_ % 8;
-    U64 runs{};
 #pragma GCC unroll 4
     for (uint32_t i = 0; i < kRuns; ++i) {
       uint64_t low;
       memcpy(&low, from + bit / 8, 8);
       const uint64_t high = from[bit / 8 + 8];
-      runs[i] = low >> bit % 8 | high << 1 << (63 - bit % 8);
-      bit += counts[i];
+      bit += use(i, low >> bit % 8 | high << 1 << (63 - bit % 8));
     }
     at_ = at * 8 + bit;
-    return runs;
   }
   bool at_end() const { return (at_ + 7) / 8 == size_; }
 
@@ -181,6 +167,12 @@ class BitSource {
   uint64_t size_;
   uint64_t at_;
 };
+
+/// The bits of words where `masks` have ones, side by side: from a stream, and into one. Also
+/// defined by the including file. Masks have ones in their lowest bits only, at most kMost.
+BOWHEAD_INLINE U16 take_fields(U16 masks, BitSource& from);
+template <uint32_t kMost>
+BOWHEAD_INLINE void put_fields(U16 words, U16 masks, BitSink& to);
 
 class ByteSource {
  public:
@@ -313,8 +305,15 @@ BOWHEAD_INLINE Fixed fixed_of(const Number& number, U16 v, U16 largest) {
   Fixed fixed;
   fixed.significand = (v & (one - 1)) | one;
   fixed.below = largest - exponent;
-  fixed.q = shifted_right(fixed.significand, smaller(fixed.below, all_of(16))) ^
-            signs_of(v << (16 - 8 * number.element_bytes));
+  const U16 below = smaller(fixed.below, all_of(15));
+  U16 t;
+  if (number.magnitude_bits <= 8) {  // by a product with 2^(8 - below)
+    const auto half_power = [](size_t i) { return 128u >> i; };
+    t = (fixed.significand << 1) * low_bytes_of(below, half_power) >> 8;
+  } else {
+    t = shifted_right(fixed.significand, below);
+  }
+  fixed.q = t ^ signs_of(v << (16 - 8 * number.element_bytes));
   return fixed;
 }
 
@@ -348,20 +347,11 @@ BOWHEAD_INLINE bool mark_beyond(const Number& number, Words m, U8 valid, uint8_t
 }
 
 /// Appends the bits of each significand that belong to the remainder.
-BOWHEAD_INLINE void put_remainders(const Number& number, const Fixed& fixed, U16 valid,
-                                   BitSink& sink) {
-  const U16 counts = smaller(fixed.below, all_of(number.mantissa_bits)) & valid;
-  const Runs runs = join(fixed.significand & ones(counts), counts);
-  const uint32_t at_once = 8 * number.mantissa_bits <= 56 ? 2 : 1;
-#pragma GCC unroll 4
-  for (uint32_t i = 0; i < kRuns; i += at_once) {
-    uint64_t bits = runs.bits[i], count = runs.counts[i];
-    if (at_once == 2) {
-      bits |= runs.bits[i + 1] << count;
-      count += runs.counts[i + 1];
-    }
-    sink.add(bits, static_cast<uint32_t>(count));
-  }
+template <uint32_t kMantissaBits>
+BOWHEAD_INLINE void put_remainders(const Fixed& fixed, U16 valid, BitSink& sink) {
+  const U16 counts = smaller(fixed.below, all_of(kMantissaBits));
+  const U16 masks = ones_of<kMantissaBits>(counts, [](size_t i) { return i; });
+  put_fields<kMantissaBits>(fixed.significand, masks & valid, sink);
 }
 
 /// Appends e - magnitude_bits of the values whose t is zero.
@@ -402,8 +392,8 @@ void split_as(const TileFrame& tile, const void* values, Split& out) {
       scatter_differences(number, d, m, valid, token * tile.row_bytes() + first / 8, out);
       if (!number.is_float()) continue;
       const Words valid_words = widen(valid, valid);
-      put_remainders(number, a, valid_words.a, sink);
-      put_remainders(number, b, valid_words.b, sink);
+      put_remainders<number.mantissa_bits>(a, valid_words.a, sink);
+      put_remainders<number.mantissa_bits>(b, valid_words.b, sink);
       put_exceptions(number, a, b, valid, out);
     }
   }
@@ -448,28 +438,30 @@ BOWHEAD_INLINE U32 odd_as_float(U16 words) {
   return U32(__builtin_convertvector(I32(U32(words) >> 16), F32));
 }
 
-/// The number of bits in the remainder for each magnitude.
-BOWHEAD_INLINE U16 counts_of(const Number& number, U16 t) {
-  const U16 some = t | 1;
-  const U16 exponents = U16(even_as_float(some) >> 23 | odd_as_float(some) >> 23 << 16);
-  return all_of(127u + number.mantissa_bits) - exponents;
-}
-
 /// Value bits with the sign of q.
 BOWHEAD_INLINE U16 with_sign(const Number& number, U16 bits, U16 q) {
   if (number.element_bytes == 1) return (bits & 0x7F) | (q >> 8 & 0x80);
   return (bits & 0x7FFF) | (q & 0x8000);
 }
 
-/// `far`: e - magnitude_bits of the values whose t is zero.
-BOWHEAD_INLINE U16 exact(const Number& number, U16 q, U16 t, U16 largest, U16 valid, U16 far,
-                         BitSource& remainder) {
-  const U16 counts = counts_of(number, t) & valid;
-  const U16 low = deal(remainder.take(sums_of_fours(counts)), counts) & ones(counts);
-  const U16 significand = shifted_left(t, counts) | low;
-  const U16 below = counts - U16(t == 0) + far;
-  const U16 mantissa = significand & all_of((1u << number.mantissa_bits) - 1);
-  return with_sign(number, ((largest - below) << number.mantissa_bits) + mantissa, q);
+/// `far`: e - magnitude_bits of the values whose t is zero, else zero.
+///
+/// As a float, t has the first bits of the mantissa behind its exponent: of that, added to the
+/// channel's exponent, the remainder has the other bits. t = 0 does as 1 does, with an exponent
+/// that is less by 1 and `far`.
+template <size_t kNumber>
+BOWHEAD_INLINE U16 exact(U16 q, U16 t, U16 largest, U16 valid, U16 far, BitSource& remainder) {
+  constexpr const Number& number = kNumbers[kNumber];
+  constexpr uint32_t kBits = number.mantissa_bits;
+  const U16 zero = U16(t == 0), some = t - zero;
+  const U16 known = U16((even_as_float(some) >> (23 - kBits) & 0xFFFF) |
+                        odd_as_float(some) >> (23 - kBits) << 16) -
+                    all_of(127u << kBits);
+  const U16 masks =
+      ones_of<kBits>(known >> kBits, [](size_t i) { return i < kBits ? kBits - i : 0; });
+  const U16 bits = known + take_fields(masks & valid, remainder) +
+                   ((largest - all_of(kBits) - (far - zero)) << kBits);
+  return with_sign(number, bits, q);
 }
 
 template <size_t kNumber>
@@ -498,8 +490,8 @@ bool merge_exact(const TileFrame& tile, const Merge& in, uint8_t* values) {
       if (zeros != 0) far = widen(exceptions.take(zeros), U8{});
       const Words largest = load_words(tile.exponents + first);
       const Words valid = widen(valid_byte, valid_byte);
-      const U16 a = exact(number, q.a, t.a, largest.a, valid.a, far.a, remainder);
-      const U16 b = exact(number, q.b, t.b, largest.b, valid.b, far.b, remainder);
+      const U16 a = exact<kNumber>(q.a, t.a, largest.a, valid.a, far.a, remainder);
+      const U16 b = exact<kNumber>(q.b, t.b, largest.b, valid.b, far.b, remainder);
       store_values(to, number.element_bytes, lanes, {a, b});
     }
   }
@@ -705,8 +697,10 @@ size_t nibbles_size(std::span<const uint8_t> in) {
   return (in.size() * 2 + 7) / 8 + (count + 1) / 2;
 }
 
-/// The number of bits of the nibbles that are not zero, for each pair of bytes.
-BOWHEAD_INLINE U16 counts_of_pairs(U8 bits) { return (U16(bits) & 0xFF) + (U16(bits) >> 8); }
+/// The nibbles of a block that are not zero, side by side: into a stream, and from one, to where a
+/// map of one bit for each says. Also defined by the including file.
+BOWHEAD_INLINE void put_nibbles(U8 bytes, BitSink& to);
+BOWHEAD_INLINE U8 take_nibbles(const uint8_t* map, BitSource& from);
 
 void pack_nibbles(std::span<const uint8_t> in, uint8_t* out) {
   // The map first: its last word may extend into the nibbles.
@@ -718,36 +712,7 @@ void pack_nibbles(std::span<const uint8_t> in, uint8_t* out) {
     memcpy(out + at / 4 + kRuns, &map[1], kRuns);
   });
   BitSink sink(out + (in.size() * 2 + 7) / 8);
-  for_blocks(in, [&](U8 bytes, size_t) {
-    const Nibbles nibbles = nibbles_of(bytes);
-    const U8 count_low = nibbles.some_low() & 4;
-    const U8 count = count_low + (nibbles.some_high() & 4);
-    const U16 joined = U16(count_low == 0 ? nibbles.high : bytes);
-    const U16 first = U16(count) & 0xFF;
-    const Runs runs =
-        join((joined & 0xFF) | shifted_left(joined >> 8, first), counts_of_pairs(count));
-    for (uint32_t i = 0; i < kRuns; ++i) {
-      const auto bits = static_cast<uint32_t>(runs.counts[i]), low = std::min(bits, 32u);
-      sink.add(runs.bits[i] & 0xFFFFFFFF, low);
-      sink.add(runs.bits[i] >> 32, bits - low);
-    }
-  });
-}
-
-/// Takes a block of bytes whose map begins at `map`.
-BOWHEAD_INLINE U8 take_nibbles(const uint8_t* map, BitSource& nibbles) {
-  uint32_t rows[2] = {};
-  memcpy(&rows[0], map, kRuns);
-  memcpy(&rows[1], map + kRuns, kRuns);
-  const Words some = {U16(spread(rows[0])), U16(spread(rows[1]))};
-  const U8 some_low = narrow(some), some_high = narrow({some.a >> 8, some.b >> 8});
-  const U8 count = (some_low & 4) + (some_high & 4);
-  const U16 counts = counts_of_pairs(count);
-  const U16 pairs = deal(nibbles.take(sums_of_fours(counts)), counts);
-  const U8 bytes = U8((pairs & 0xFF) | shifted_right(pairs, U16(count) & 0xFF) << 8);
-  const Nibbles both = nibbles_of(bytes);
-  const U8 high = some_low == 0 ? both.low : both.high;
-  return (both.low & some_low) | (U8(U16(high) << 4) & some_high);
+  for_blocks(in, [&](U8 bytes, size_t) { put_nibbles(bytes, sink); });
 }
 
 bool unpack_nibbles(std::span<const uint8_t> in, std::span<uint8_t> out) {
