@@ -453,9 +453,11 @@ class PlaneBlocks {
     }
     return true;
   }
-  Result<PlaneAnswer> search(uint32_t head, const Wanted& wanted);
+  /// Of each head, to `best` of it.
+  Result<void> search(const Wanted& wanted, std::span<TopK> best);
 
  private:
+  Result<void> search(uint32_t first, uint32_t end, const Wanted& wanted, std::span<TopK> best);
   uint64_t held_by(size_t block) const;
   bool is_wanted(size_t block) const {
     return !blocks_.is_left_out(block) && blocks_.is_seen(block, views_);
@@ -464,7 +466,7 @@ class PlaneBlocks {
     return blocks_.is_framed(block) && blocks_.tokens(block) >= kSearchedTokens;
   }
   Result<PlaneKeys> open_keys(size_t block, uint32_t head) const;
-  Result<void> open_head(uint32_t head);
+  Result<void> open_heads(uint32_t first, uint32_t end);
   Result<void> leave_out_undecodable();
   bool can_be_cut(const PlaneKeys& whole) const;
   /// Leaves the block out, if that is wanted.
@@ -482,8 +484,10 @@ class PlaneBlocks {
   /// Of the group and all heads that lie side by side. None where a tile has no bounds for one of them: it would
   /// be decoded for each head anew.
   std::vector<std::optional<PlaneKeys>> whole_;
-  std::vector<PlaneKeys> keys_;  // of one head
-  std::vector<size_t> numbers_;  // of their blocks
+  // Of heads that are searched together.
+  std::vector<uint32_t> heads_;
+  std::vector<std::vector<PlaneKeys>> keys_;  // by these heads and by blocks
+  std::vector<size_t> numbers_;               // of the blocks
 };
 
 Result<PlaneKeys> PlaneBlocks::open_keys(size_t block, uint32_t head) const {
@@ -534,20 +538,29 @@ Result<void> PlaneBlocks::open_group(size_t first) {
   return {};
 }
 
-Result<void> PlaneBlocks::open_head(uint32_t head) {
+Result<void> PlaneBlocks::open_heads(uint32_t first, uint32_t end) {
+  heads_.clear();
   keys_.clear();
+  for (uint32_t head = first; head < end; ++head) {
+    if (!blocks_.together() || finite_[head]) heads_.push_back(head);
+  }
+  keys_.resize(heads_.size());
   numbers_.clear();
-  for (size_t b = first_; b < end_; ++b) {
-    if (!searches(b, head) || !is_wanted(b)) continue;
-    auto keys = blocks_.together() ? whole_[b - first_]->head(blocks_.channel_of(0, head),
-                                                              blocks_.layout().key_channels)
-                                   : open_keys(b, head);
-    if (!keys) {
-      if (auto good = unreadable(b, keys.error()); !good) return good;
-      continue;
-    }
-    keys_.push_back(std::move(*keys));
+  for (size_t b = first_; b < end_ && !heads_.empty(); ++b) {
+    if (!searches(b, heads_[0]) || !is_wanted(b)) continue;
     numbers_.push_back(b);
+    for (size_t i = 0; i < heads_.size(); ++i) {
+      auto keys = blocks_.together() ? whole_[b - first_]->head(blocks_.channel_of(0, heads_[i]),
+                                                                blocks_.layout().key_channels)
+                                     : open_keys(b, heads_[i]);
+      if (keys) {
+        keys_[i].push_back(std::move(*keys));
+        continue;
+      }
+      numbers_.pop_back();  // it was a single head's
+      if (auto good = unreadable(b, keys.error()); !good) return good;
+      break;
+    }
   }
   return {};
 }
@@ -563,21 +576,42 @@ Result<void> PlaneBlocks::leave_out_undecodable() {
   return {};
 }
 
+Result<void> PlaneBlocks::search(const Wanted& wanted, std::span<TopK> best) {
+  if (queries_[0].are_summed()) return {};
+  const uint32_t at_once = blocks_.together() ? blocks_.heads() : 1;
+  for (uint32_t head = 0; head < blocks_.heads(); head += at_once) {
+    if (auto good = search(head, head + at_once, wanted, best); !good) return good;
+  }
+  return {};
+}
+
 /// However many blocks are damaged, it searches twice; more often only if they change meanwhile.
-Result<PlaneAnswer> PlaneBlocks::search(uint32_t head, const Wanted& wanted) {
+Result<void> PlaneBlocks::search(uint32_t first, uint32_t end, const Wanted& wanted,
+                                 std::span<TopK> best) {
   for (;;) {
-    if (auto good = open_head(head); !good) return good.error();
-    std::vector<const PlaneKeys*> keys;
-    for (const PlaneKeys& one : keys_) keys.push_back(&one);
+    if (auto good = open_heads(first, end); !good) return good;
+    if (numbers_.empty()) return {};
+    std::vector<std::vector<const PlaneKeys*>> keys(heads_.size());
+    std::vector<HeadKeys> heads;
+    for (size_t i = 0; i < heads_.size(); ++i) {
+      for (const PlaneKeys& one : keys_[i]) keys[i].push_back(&one);
+      heads.push_back({&queries_[heads_[i]], keys[i]});
+    }
     UnreadableKeys at;
-    auto answer = wanted.bytes_per_token > 0
-                      ? approximate_top_k(queries_[head], keys, views_, wanted.k,
-                                          wanted.bytes_per_token, wanted.reading, &at)
-                      : exact_top_k(queries_[head], keys, views_, wanted.k, wanted.reading, &at);
-    blocks_.add_read(answer ? answer->bytes_read_together : at.bytes_read);
-    if (answer || !is_unreadable(answer.status())) return answer;
-    if (auto good = unreadable(numbers_[at.block], answer.error()); !good) return good.error();
-    if (auto good = leave_out_undecodable(); !good) return good.error();
+    const auto budget =
+        wanted.bytes_per_token > 0 ? std::optional(wanted.bytes_per_token) : std::nullopt;
+    const auto answer = top_k_of_heads(heads, views_, wanted.k, budget, wanted.reading, &at);
+    blocks_.add_read(answer ? answer->bytes_read : at.bytes_read);
+    if (answer) {
+      for (size_t i = 0; i < heads_.size(); ++i) {
+        for (uint32_t q = 0; q < answer->hits[i].size(); ++q)
+          best[heads_[i]].add(q, answer->hits[i][q]);
+      }
+      return {};
+    }
+    if (!is_unreadable(answer.status())) return answer.error();
+    if (auto good = unreadable(numbers_[at.block], answer.error()); !good) return good;
+    if (auto good = leave_out_undecodable(); !good) return good;
   }
 }
 
@@ -625,11 +659,7 @@ Result<void> find_best(Blocks& blocks, PlaneBlocks& planes, std::span<const Quer
       };
       if (auto good = blocks.for_rows(b, Blocks::Want::KEYS, views, add_one); !good) return good;
     }
-    for (uint32_t head = 0; head < blocks.heads() && !queries[head].are_summed(); ++head) {
-      const auto found = planes.search(head, wanted);
-      if (!found) return found.error();
-      for (uint32_t q = 0; q < queries[head].count(); ++q) best[head].add(q, found->hits[q]);
-    }
+    if (auto good = planes.search(wanted, best); !good) return good;
   }
   for (uint32_t head = 0; head < blocks.heads(); ++head) {
     for (uint32_t q = 0; q < queries[head].answers(); ++q) {

@@ -68,8 +68,8 @@ struct BlocksRead {
   /// are in no answer.
   std::vector<size_t> left_out;
   /// Of the blocks, as they are stored, but for the first bytes of blocks that no query sees. What
-  /// is read again counts again: by top_k() for each head, when a block was left out, and of a
-  /// frame what sinks and a window share.
+  /// is read again counts again: when a block was left out, of a frame what sinks and a window
+  /// share, and by top_k() what heads share, if they are searched by the fewest bytes.
   uint64_t bytes = 0;
 };
 

@@ -27,8 +27,9 @@ class LineSet {
     for (uint64_t line = line_of(some.data()) - first_; line < end;) {
       const uint64_t shift = line % 64, count = std::min(64 - shift, end - line);
       const uint64_t bits = ~uint64_t{0} >> (64 - count) << shift;
-      bytes_ += 64 * static_cast<uint64_t>(std::popcount(bits & ~words_[line / 64]));
-      words_[line / 64] |= bits;
+      const uint64_t fresh = bits & ~words_[line / 64];
+      if (fresh != 0) bytes_ += 64 * static_cast<uint64_t>(std::popcount(fresh));
+      words_[line / 64] |= fresh;
       line += count;
     }
   }

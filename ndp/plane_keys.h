@@ -39,8 +39,9 @@
 namespace bowhead::ndp {
 
 /// The keys of one outer index of a frame. The frame stays where it is, must outlive this and not
-/// change. Keeps about 4 KiB for an opened tile of 64 channels, which is 64 KiB of bf16 keys. Not
-/// changed after open(): threads may share it.
+/// change. Keeps about 4 KiB for an opened tile of 64 channels, which is 64 KiB of bf16 keys; with
+/// its copies, once some channels were searched, also the decoded planes of their tiles, for the
+/// other channels. Threads may share it.
 class PlaneKeys {
  public:
   /// Verifies the header of the frame and the heads of the searchable tiles of this outer index
@@ -131,5 +132,26 @@ Result<PlaneAnswer> approximate_top_k(const Queries& queries,
                                       std::span<const PlaneKeys* const> blocks, const Views& views,
                                       uint32_t k, double bytes_per_token, Reading reading,
                                       UnreadableKeys* unreadable = nullptr);
+
+/// A head, and keys of it that are searched together with those of other heads: of blocks whose
+/// tokens have the heads side by side. All heads are of the same frames, in the same order.
+struct HeadKeys {
+  const Queries* queries = nullptr;
+  std::span<const PlaneKeys* const> blocks;
+};
+
+struct HeadsAnswer {
+  std::vector<std::vector<std::vector<Hit>>> hits;  ///< by head and query, the best first
+  uint64_t bytes_read = 0;                          ///< for all: lines that several read count once
+};
+
+/// The answers of exact_top_k(), or, with a budget, of approximate_top_k(), for several heads. In
+/// one pass they read together: what heads share counts once, and for the budget too, which is then
+/// so many bytes for each visible token and head. By the fewest bytes heads are searched one after
+/// the other, and what they read is added up. Errors as there; INVALID_ARGUMENT also: heads of
+/// other frames.
+Result<HeadsAnswer> top_k_of_heads(std::span<const HeadKeys> heads, const Views& views, uint32_t k,
+                                   std::optional<double> bytes_per_token, Reading reading,
+                                   UnreadableKeys* unreadable = nullptr);
 
 }  // namespace bowhead::ndp

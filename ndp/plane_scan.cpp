@@ -12,9 +12,9 @@
 #include <cstring>
 #include <functional>
 #include <limits>
-#include <numeric>
 #include <optional>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "compression/planes.h"
@@ -129,17 +129,49 @@ struct Bounded {
   double high(uint32_t lane, int32_t sum) const { return sum * units[lane] + offs[lane]; }
 };
 
+/// What the searches of several heads share.
+struct Shared {
+  std::vector<LineSet> reads;  ///< by block
+  std::vector<bool> is_read;   ///< by tile: all heads of its first planes
+  StreamCoder coder{FrameBytes::MAY_CHANGE};
+  uint32_t damaged = 0;   ///< block
+  size_t kept_bytes = 0;  ///< of decoded tiles
+
+  uint64_t bytes_read() const {
+    uint64_t bytes = 0;
+    for (const LineSet& of_block : reads) bytes += of_block.bytes();
+    return bytes;
+  }
+};
+
+/// The search of one head. Tile after tile is scanned, and then scored: by all heads before the
+/// next tile, so that they find in a cache what they share.
 class Scan {
  public:
-  Scan(const Queries& queries, const Views& views, uint32_t k)
-      : queries_(queries), views_(views), k_(k) {}
-  void open(std::span<const PlaneKeys* const> blocks);
-  /// From then on scores are estimates, from the first planes.
-  void keep_to(double bytes_per_token);
-  /// Some queries, at most kProductQueries; if one is not finite, all tiles are decoded.
-  Status search(std::span<const uint32_t> queries, PlaneAnswer& answer);
-  uint32_t damaged_block() const { return damaged_; }
-  uint64_t bytes_read() const { return bytes_of(reads_); }
+  Scan(const HeadKeys& head, const Views& views, uint32_t k, Shared& shared);
+
+  uint32_t queries() const { return queries_.count(); }
+  size_t pieces() const { return pieces_.size(); }
+  /// Of queries that are searched together.
+  size_t batches() const { return batches_.size(); }
+  void begin(size_t batch);
+  Status scan(size_t piece);
+  void choose_candidates();
+  Status score(size_t piece);
+  /// hits[query]
+  void finish(std::vector<std::vector<Hit>>& hits);
+
+  // ---- within a budget: scores are estimates, from the first planes ----
+
+  void begin_estimates();
+  uint64_t visible_tokens() const;
+  /// Adds what is read of any number of planes.
+  void add_heads(std::vector<LineSet>& reads) const;
+  /// Null: there are no such planes.
+  const PlaneTile* planes_of(size_t piece) const { return pieces_[piece].planes; }
+  uint32_t block_of(size_t piece) const { return pieces_[piece].block; }
+  void add_rows(size_t piece, uint32_t plane, LineSet& reads) const;
+  void estimate_by(size_t piece, uint32_t planes) { pieces_[piece].estimated_planes = planes; }
 
  private:
   void open_piece(uint32_t block, const PlaneKeys& keys, const PlaneKeys::Tile& tile);
@@ -153,7 +185,7 @@ class Scan {
   }
   void hide_unseen(uint32_t position, uint32_t tokens, int32_t* sums) const;
   Status damaged_unless_ok(const Piece& piece, Status status) {
-    if (status != Status::OK) damaged_ = piece.block;
+    if (status != Status::OK) shared_.damaged = piece.block;
     return status;
   }
   Status load(Piece& piece, uint32_t streams);
@@ -164,17 +196,12 @@ class Scan {
   Status load_values(Piece& piece);
   void keep_or_drop(Piece& piece);
 
-  static uint64_t bytes_of(const std::vector<LineSet>& reads) {
-    uint64_t bytes = 0;
-    for (const LineSet& of_block : reads) bytes += of_block.bytes();
-    return bytes;
-  }
   template <class Each>
   void for_seen_rows(const Piece& piece, uint32_t plane, const Each& each) const;
   bool is_scanned(const Piece& piece) const { return piece.planes != nullptr && finite_; }
   uint32_t scanned_planes(const Piece& piece) const;
   Status verify(Piece& piece, uint32_t planes);
-  Status scan(Piece& piece);
+  Status scan_planes(Piece& piece);
   Status scan_values(Piece& piece);
   bool set_lanes(const Piece& piece, uint32_t planes);
   void set_scales(const Piece& piece, uint32_t planes);
@@ -205,15 +232,13 @@ class Scan {
   const Queries& queries_;
   const Views views_;
   const uint32_t k_;
+  Shared& shared_;
   uint32_t channels_ = 0, padded_ = 0;
   bool estimates_ = false;
+  std::vector<std::vector<uint32_t>> batches_;
   std::vector<Piece> pieces_;
-  std::vector<LineSet> reads_;   // by block
   std::vector<uint8_t> wanted_;  // by token: bits of the queries whose candidate it is
-  StreamCoder coder_{FrameBytes::MAY_CHANGE};
   std::optional<Decoder> decoder_;
-  uint32_t damaged_ = 0;
-  size_t kept_bytes_ = 0;
 
   // Of the queries that are searched together.
   std::span<const uint32_t> which_;
@@ -250,20 +275,31 @@ class Scan {
   std::array<uint8_t, kExactRows> exact_lanes_;
 };
 
-void Scan::open(std::span<const PlaneKeys* const> blocks) {
-  channels_ = queries_.channels();
-  padded_ = padded_channels(channels_);
-  numbers_.assign(size_t{kProductQueries} * padded_, 0);
-  rows_.resize(size_t{kTileTokens} * padded_);
-  exact_rows_.resize(size_t{kExactRows} * channels_);
-  size_t tiles = 0;
-  for (const PlaneKeys* block : blocks) tiles += block->tiles().size();
-  pieces_.reserve(tiles);
-  for (uint32_t b = 0; b < blocks.size(); ++b) {
-    reads_.emplace_back(blocks[b]->frame());
-    for (const PlaneKeys::Tile& tile : blocks[b]->tiles()) {
-      open_piece(b, *blocks[b], tile);
+Scan::Scan(const HeadKeys& head, const Views& views, uint32_t k, Shared& shared)
+    : queries_(*head.queries),
+      views_(views),
+      k_(k),
+      shared_(shared),
+      channels_(queries_.channels()),
+      padded_(padded_channels(channels_)),
+      numbers_(size_t{kProductQueries} * padded_),
+      rows_(size_t{kTileTokens} * padded_),
+      exact_rows_(size_t{kExactRows} * channels_) {
+  // Those that are not finite cost much: not together with others.
+  for (const bool finite : {true, false}) {
+    std::vector<uint32_t> batch;
+    for (uint32_t query = 0; query < queries_.count(); ++query) {
+      if (queries_.is_finite(query) == finite) batch.push_back(query);
+      if (batch.size() == kProductQueries) batches_.push_back(std::exchange(batch, {}));
     }
+    if (!batch.empty()) batches_.push_back(std::move(batch));
+  }
+  size_t tiles = 0;
+  for (const PlaneKeys* block : head.blocks) tiles += block->tiles().size();
+  pieces_.reserve(tiles);
+  for (uint32_t b = 0; b < head.blocks.size(); ++b) {
+    for (const PlaneKeys::Tile& tile : head.blocks[b]->tiles())
+      open_piece(b, *head.blocks[b], tile);
   }
 }
 
@@ -275,7 +311,7 @@ void Scan::open_piece(uint32_t block, const PlaneKeys& keys, const PlaneKeys::Ti
   piece.tile = &tile;
   piece.tokens_at = wanted_.size();
   wanted_.resize(wanted_.size() + tile.tokens);
-  reads_[block].add(keys.frame().first(sizeof(bh_frame_header)));
+  shared_.reads[block].add(keys.frame().first(sizeof(bh_frame_header)));
   if (!tile.planes) return;
   // Rows of whole numbers must fit 16 bits: of centres that encoders make they do.
   const int most = 2 << number_of(keys.number())->magnitude_bits;
@@ -285,40 +321,29 @@ void Scan::open_piece(uint32_t block, const PlaneKeys& keys, const PlaneKeys::Ti
   piece.planes = &*tile.planes;
 }
 
-/// The first plane of all tiles, then the next one, and so on, while the budget lasts: of the last
-/// ones it pays for some, those that take the fewest bytes for a token.
-void Scan::keep_to(double bytes_per_token) {
+void Scan::begin_estimates() {
   estimates_ = true;
   scales_.resize(padded_ + 64);
+}
+
+uint64_t Scan::visible_tokens() const {
   uint64_t tokens = 0;
-  std::vector<LineSet> reads = reads_;
-  std::vector<Piece*> left;
-  for (Piece& piece : pieces_) {
+  for (const Piece& piece : pieces_)
     tokens += views_.any().count_of(piece.first_position(), piece.tile->tokens);
+  return tokens;
+}
+
+void Scan::add_heads(std::vector<LineSet>& reads) const {
+  for (const Piece& piece : pieces_) {
     const ConstBytes frame = piece.keys->frame();
     reads[piece.block].add(piece.planes ? piece.planes->head()
                                         : frame.subspan(piece.tile->begin, piece.tile->bytes));
-    if (piece.planes != nullptr) left.push_back(&piece);
   }
-  const double most = bytes_per_token * static_cast<double>(tokens);
-  for (uint32_t plane = 0; !left.empty(); ++plane) {
-    std::erase_if(left,
-                  [&](const Piece* piece) { return piece->planes->number().planes() == plane; });
-    std::stable_sort(left.begin(), left.end(), [&](const Piece* a, const Piece* b) {
-      return a->planes->coded(plane).size() * uint64_t{b->tile->tokens} <
-             b->planes->coded(plane).size() * uint64_t{a->tile->tokens};
-    });
-    uint64_t bytes = bytes_of(reads);
-    for (size_t i = 0; i < left.size(); ++i) {
-      LineSet& of_block = reads[left[i]->block];
-      bytes -= of_block.bytes();
-      if (!left[i]->planes->was_shared(plane))
-        for_seen_rows(*left[i], plane, [&](ConstBytes rows) { of_block.add(rows); });
-      bytes += of_block.bytes();
-      if (plane > 0 && static_cast<double>(bytes) > most) return;
-      left[i]->estimated_planes = plane + 1;
-    }
-  }
+}
+
+void Scan::add_rows(size_t piece, uint32_t plane, LineSet& reads) const {
+  if (!pieces_[piece].planes->was_shared(plane))
+    for_seen_rows(pieces_[piece], plane, [&](ConstBytes rows) { reads.add(rows); });
 }
 
 /// Calls each(bytes) for those of a plane that estimates read: scan() skips tokens as here.
@@ -338,65 +363,75 @@ Status Scan::load_values(Piece& piece) {
   const PlaneKeys::Tile& tile = *piece.tile;
   piece.values.resize(tile.tokens * keys.shape().row_bytes());  // of all channels of the frame
   if (!decoder_) decoder_.emplace(FrameBytes::MAY_CHANGE);
-  reads_[piece.block].add(keys.frame().subspan(tile.begin, tile.bytes));
+  shared_.reads[piece.block].add(keys.frame().subspan(tile.begin, tile.bytes));
   return damaged_unless_ok(piece, decoder_->decode_tokens(keys.frame(), keys.outer(), tile.first,
                                                           tile.tokens, piece.values));
 }
 
 /// When a piece has been looked at. The first ones are kept: all are looked at in their order.
 void Scan::keep_or_drop(Piece& piece) {
-  kept_bytes_ -= piece.kept_bytes;
+  shared_.kept_bytes -= piece.kept_bytes;
   piece.kept_bytes = piece.values.capacity() + (piece.reader ? piece.reader->held_bytes() : 0);
-  if (kept_bytes_ + piece.kept_bytes > kKeptBytes) {
+  if (shared_.kept_bytes + piece.kept_bytes > kKeptBytes) {
     piece.reader.reset();
     piece.values = std::vector<uint8_t>();
     piece.kept_bytes = 0;
   }
-  kept_bytes_ += piece.kept_bytes;
+  shared_.kept_bytes += piece.kept_bytes;
 }
 
-Status Scan::search(std::span<const uint32_t> queries, PlaneAnswer& answer) {
-  const auto count = static_cast<uint32_t>(queries.size());
-  which_ = queries;
-  query_count_ = count;
+void Scan::begin(size_t batch) {
+  which_ = batches_[batch];
+  query_count_ = static_cast<uint32_t>(which_.size());
   finite_ = true;
   by_channel_.assign(channels_, QueryLanes{});
   sizes_by_channel_ = by_channel_;
-  for (uint32_t lane = 0; lane < count; ++lane) {
+  for (uint32_t lane = 0; lane < query_count_; ++lane) {
     candidates_[lane].clear();
     hits_[lane].clear();
     least_[lane] = -kInfinity;
     shrink_at_[lane] = least_candidates();
-    finite_ &= queries_.is_finite(queries[lane]);
-    const float* values = queries_.floats(queries[lane]);
+    finite_ &= queries_.is_finite(which_[lane]);
+    const float* values = queries_.floats(which_[lane]);
     for (uint32_t c = 0; c < channels_; ++c) {
       by_channel_[c][lane] = static_cast<double>(values[c]);
       sizes_by_channel_[c][lane] = std::abs(by_channel_[c][lane]);
     }
   }
-  for (Piece& piece : pieces_) {
-    if (const Status status = scan(piece); status != Status::OK) return status;
-    keep_or_drop(piece);
-  }
+}
+
+Status Scan::scan(size_t index) {
+  Piece& piece = pieces_[index];
+  const Status status = is_scanned(piece) ? scan_planes(piece) : scan_values(piece);
+  if (status == Status::OK) keep_or_drop(piece);
+  return status;
+}
+
+void Scan::choose_candidates() {
   compare_bounds();
   want_candidates();
   if (estimates_) take_estimates();
-  for (Piece& piece : pieces_) {
-    if (estimates_ && is_scanned(piece)) continue;
-    if (const Status status = score(piece); status != Status::OK) return status;
-    keep_or_drop(piece);
-  }
+}
+
+Status Scan::score(size_t index) {
+  Piece& piece = pieces_[index];
+  if (estimates_ && is_scanned(piece)) return Status::OK;
+  const Status status = score(piece);
+  if (status == Status::OK) keep_or_drop(piece);
+  return status;
+}
+
+void Scan::finish(std::vector<std::vector<Hit>>& of_queries) {
   finish_rows(hits_adder());
-  for (uint32_t lane = 0; lane < count; ++lane) {
+  for (uint32_t lane = 0; lane < query_count_; ++lane) {
     std::vector<Hit>& hits = hits_[lane];
     if (hits.size() > k_) {
       std::nth_element(hits.begin(), hits.begin() + k_, hits.end(), better);
       hits.resize(k_);
     }
     std::sort(hits.begin(), hits.end(), better);
-    answer.hits[queries[lane]] = hits;
+    of_queries[which_[lane]] = hits;
   }
-  return Status::OK;
 }
 
 // ---- the first pass ----
@@ -407,7 +442,7 @@ uint32_t Scan::scanned_planes(const Piece& piece) const {
 }
 
 /// A budget does not pay for planes that have one checksum with these, nor for rows that no query
-/// sees, nor for other heads.
+/// sees, nor for other heads. What one head verifies of a tile is read for all.
 Status Scan::verify(Piece& piece, uint32_t planes) {
   if (piece.is_read) return Status::OK;
   const PlaneTile& tile = *piece.planes;
@@ -420,11 +455,16 @@ Status Scan::verify(Piece& piece, uint32_t planes) {
     if (status != Status::OK) return status;
   }
   piece.is_read = true;
-  LineSet& reads = reads_[piece.block];
+  LineSet& reads = shared_.reads[piece.block];
   const auto add = [&](ConstBytes bytes) { reads.add(bytes); };
   add(tile.head());
-  if (anew) add(tile.planes_verified_with(planes));
-  for (uint32_t p = 0; !anew && p < planes; ++p) {
+  const auto index = static_cast<size_t>(&piece - pieces_.data());
+  if (anew) {
+    add(tile.planes_verified_with(planes));
+    shared_.is_read[index] = true;
+  }
+  if (shared_.is_read[index]) return Status::OK;
+  for (uint32_t p = 0; p < planes; ++p) {
     if (tile.is_coded(p)) continue;  // load() counts them
     if (estimates_)
       for_seen_rows(piece, p, add);
@@ -438,14 +478,13 @@ Status Scan::verify(Piece& piece, uint32_t planes) {
 Status Scan::load(Piece& piece, uint32_t streams) {
   const PlaneTile& tile = *piece.planes;
   for (uint32_t s = 0; s < streams; ++s) {
-    if (tile.is_coded(s) && !tile.was_shared(s)) reads_[piece.block].add(tile.coded(s));
+    if (tile.is_coded(s) && !tile.was_shared(s)) shared_.reads[piece.block].add(tile.coded(s));
   }
   if (!piece.reader) piece.reader.emplace(tile);
-  return damaged_unless_ok(piece, piece.reader->load(streams, coder_));
+  return damaged_unless_ok(piece, piece.reader->load(streams, shared_.coder));
 }
 
-Status Scan::scan(Piece& piece) {
-  if (!is_scanned(piece)) return scan_values(piece);
+Status Scan::scan_planes(Piece& piece) {
   const PlaneKeys::Tile& tile = *piece.tile;
   const uint32_t count = scanned_planes(piece);
   if (const Status status = verify(piece, count); status != Status::OK) return status;
@@ -750,7 +789,7 @@ Status Scan::score(Piece& piece) {
   }
   const Number& number = *number_of(piece.keys->number());
   if (const Status status = load(piece, number.planes() + 2); status != Status::OK) return status;
-  LineSet& reads = reads_[piece.block];
+  LineSet& reads = shared_.reads[piece.block];
   while (token < tokens) {
     const uint32_t first = piece.planes->step_first(token);
     uint32_t end = token + 1;  // and further tokens of the same step, or of the next one
@@ -815,31 +854,121 @@ Error unreadable_frame(Status status, const UnreadableKeys& at, UnreadableKeys* 
       status, fmt::format("the frame of block {} {}: search the other blocks only", at.block, why)};
 }
 
-Result<PlaneAnswer> scan_planes(const Queries& queries, std::span<const PlaneKeys* const> blocks,
-                                const Views& views, uint32_t k,
-                                std::optional<double> bytes_per_token, UnreadableKeys* unreadable) {
-  Scan scan(queries, views, k);
-  scan.open(blocks);
-  if (bytes_per_token) scan.keep_to(*bytes_per_token);
-  Status status = Status::OK;
-  PlaneAnswer answer;
-  answer.hits.resize(queries.count());
-  std::vector<uint32_t> all(queries.count());
-  std::iota(all.begin(), all.end(), 0u);
-  // Those that are not finite cost much: not together with others.
-  const auto odd = std::stable_partition(all.begin(), all.end(),
-                                         [&](uint32_t query) { return queries.is_finite(query); });
-  for (const std::span<const uint32_t> kind :
-       {std::span<const uint32_t>(all.begin(), odd), std::span<const uint32_t>(odd, all.end())}) {
-    for (size_t first = 0; status == Status::OK && first < kind.size(); first += kProductQueries)
-      status = scan.search(
-          kind.subspan(first, std::min<size_t>(kProductQueries, kind.size() - first)), answer);
+namespace {
+
+/// The searches of all heads.
+class HeadScans {
+ public:
+  HeadScans(std::span<const HeadKeys> heads, const Views& views, uint32_t k);
+  void keep_to(double bytes_per_token);
+  Result<HeadsAnswer> search(UnreadableKeys* unreadable);
+
+ private:
+  Status search_batch(size_t batch, HeadsAnswer& answer);
+  /// Calls each(scan, head) for heads that have this batch, until one fails.
+  template <class Each>
+  Status for_heads(size_t batch, const Each& each) {
+    Status status = Status::OK;
+    for (size_t head = 0; head < scans_.size() && status == Status::OK; ++head) {
+      if (batch < scans_[head].batches()) status = each(scans_[head], head);
+    }
+    return status;
   }
-  if (status != Status::OK)
-    return unreadable_frame(status, {scan.damaged_block(), scan.bytes_read()}, unreadable);
-  answer.bytes_read_together = scan.bytes_read();
-  answer.bytes_read.assign(queries.count(), answer.bytes_read_together);
+  size_t pieces() const { return scans_[0].pieces(); }
+
+  Shared shared_;
+  std::vector<Scan> scans_;
+};
+
+HeadScans::HeadScans(std::span<const HeadKeys> heads, const Views& views, uint32_t k) {
+  for (const PlaneKeys* block : heads[0].blocks) shared_.reads.emplace_back(block->frame());
+  scans_.reserve(heads.size());
+  for (const HeadKeys& head : heads) scans_.emplace_back(head, views, k, shared_);
+  shared_.is_read.resize(pieces());
+}
+
+/// The first plane of all tiles, then the next one, and so on, while the budget lasts: of the last
+/// ones it pays for some, those that take the fewest bytes for a token.
+void HeadScans::keep_to(double bytes_per_token) {
+  uint64_t tokens = 0;
+  std::vector<LineSet> reads = shared_.reads;
+  for (Scan& scan : scans_) {
+    scan.begin_estimates();
+    scan.add_heads(reads);
+    tokens += scan.visible_tokens();
+  }
+  const double most = bytes_per_token * static_cast<double>(tokens);
+  const auto planes_of = [&](size_t piece) { return scans_[0].planes_of(piece); };
+  std::vector<size_t> left;
+  for (size_t i = 0; i < pieces(); ++i) {
+    if (planes_of(i) != nullptr) left.push_back(i);
+  }
+  uint64_t bytes = 0;
+  for (const LineSet& of_block : reads) bytes += of_block.bytes();
+  for (uint32_t plane = 0; !left.empty(); ++plane) {
+    std::erase_if(left, [&](size_t i) { return planes_of(i)->number().planes() == plane; });
+    std::stable_sort(left.begin(), left.end(), [&](size_t a, size_t b) {
+      return planes_of(a)->coded(plane).size() * uint64_t{planes_of(b)->tokens()} <
+             planes_of(b)->coded(plane).size() * uint64_t{planes_of(a)->tokens()};
+    });
+    for (const size_t i : left) {
+      LineSet& of_block = reads[scans_[0].block_of(i)];
+      bytes -= of_block.bytes();
+      for (const Scan& scan : scans_) scan.add_rows(i, plane, of_block);
+      bytes += of_block.bytes();
+      if (plane > 0 && static_cast<double>(bytes) > most) return;
+      for (Scan& scan : scans_) scan.estimate_by(i, plane + 1);
+    }
+  }
+}
+
+Status HeadScans::search_batch(size_t batch, HeadsAnswer& answer) {
+  const auto of_all_pieces = [&](const auto& each) {
+    Status status = Status::OK;
+    for (size_t piece = 0; piece < pieces() && status == Status::OK; ++piece)
+      status = for_heads(batch, [&](Scan& scan, size_t) { return each(scan, piece); });
+    return status;
+  };
+  const auto of_all = [&](const auto& each) {
+    (void)for_heads(batch, [&](Scan& scan, size_t head) {
+      each(scan, head);
+      return Status::OK;
+    });
+  };
+  of_all([&](Scan& scan, size_t) { scan.begin(batch); });
+  Status status = of_all_pieces([](Scan& scan, size_t piece) { return scan.scan(piece); });
+  if (status != Status::OK) return status;
+  of_all([](Scan& scan, size_t) { scan.choose_candidates(); });
+  status = of_all_pieces([](Scan& scan, size_t piece) { return scan.score(piece); });
+  if (status != Status::OK) return status;
+  of_all([&](Scan& scan, size_t head) { scan.finish(answer.hits[head]); });
+  return Status::OK;
+}
+
+Result<HeadsAnswer> HeadScans::search(UnreadableKeys* unreadable) {
+  HeadsAnswer answer;
+  answer.hits.resize(scans_.size());
+  size_t batches = 0;
+  for (const Scan& scan : scans_) batches = std::max(batches, scan.batches());
+  for (size_t head = 0; head < scans_.size(); ++head)
+    answer.hits[head].resize(scans_[head].queries());
+  for (size_t batch = 0; batch < batches; ++batch) {
+    const Status status = search_batch(batch, answer);
+    if (status != Status::OK)
+      return unreadable_frame(status, {shared_.damaged, shared_.bytes_read()}, unreadable);
+  }
+  answer.bytes_read = shared_.bytes_read();
   return answer;
+}
+
+}  // namespace
+
+Result<HeadsAnswer> scan_heads(std::span<const HeadKeys> heads, const Views& views, uint32_t k,
+                               std::optional<double> bytes_per_token, UnreadableKeys* unreadable) {
+  if (heads.empty()) return HeadsAnswer{};
+  HeadScans scans(heads, views, k);
+  if (bytes_per_token) scans.keep_to(*bytes_per_token);
+  return scans.search(unreadable);
 }
 
 }  // namespace bowhead::ndp

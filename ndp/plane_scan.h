@@ -11,11 +11,10 @@
 
 namespace bowhead::ndp {
 
-/// Of valid input; within so many bytes for each visible token, if given. DAMAGED,
-/// UNSUPPORTED_CODEC: as exact_top_k().
-Result<PlaneAnswer> scan_planes(const Queries& queries, std::span<const PlaneKeys* const> blocks,
-                                const Views& views, uint32_t k,
-                                std::optional<double> bytes_per_token, UnreadableKeys* unreadable);
+/// Of valid input; within so many bytes for each visible token and head, if given. As
+/// top_k_of_heads().
+Result<HeadsAnswer> scan_heads(std::span<const HeadKeys> heads, const Views& views, uint32_t k,
+                               std::optional<double> bytes_per_token, UnreadableKeys* unreadable);
 
 /// The error of a search that ended there; it is noted in `to`, if that is not null.
 Error unreadable_frame(Status status, const UnreadableKeys& at, UnreadableKeys* to);

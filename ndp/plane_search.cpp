@@ -816,34 +816,74 @@ Result<PlaneAnswer> by_views(const Queries& queries, const Views& views, Unreada
   return all;
 }
 
+Result<void> check_budget(std::optional<double> bytes_per_token) {
+  if (!bytes_per_token || *bytes_per_token > 0) return {};
+  return Error{Status::INVALID_ARGUMENT,
+               fmt::format("{} bytes for each token: give a number above 0", *bytes_per_token)};
+}
+
+Result<PlaneAnswer> search_one(const HeadKeys& head, const Views& views, uint32_t k,
+                               std::optional<double> bytes_per_token, Reading reading,
+                               UnreadableKeys* unreadable) {
+  const Queries& queries = *head.queries;
+  if (auto good = check(queries, head.blocks, views, k); !good) return good.error();
+  if (auto good = check_budget(bytes_per_token); !good) return good.error();
+  if (reading == Reading::ONE_PASS) {
+    auto all = scan_heads({&head, 1}, views, k, bytes_per_token, unreadable);
+    if (!all) return all.error();
+    std::vector<uint64_t> bytes_read(queries.count(), all->bytes_read);
+    return PlaneAnswer{std::move(all->hits[0]), std::move(bytes_read), all->bytes_read};
+  }
+  return by_views(queries, views, unreadable, [&](const Queries& some, const Visible& visible) {
+    Search search(some, head.blocks, visible, k);
+    return search.answer(bytes_per_token ? search.approximate(*bytes_per_token) : search.exact(),
+                         unreadable);
+  });
+}
+
+bool same_frames(const HeadKeys& a, const HeadKeys& b) {
+  return std::equal(a.blocks.begin(), a.blocks.end(), b.blocks.begin(), b.blocks.end(),
+                    [](const PlaneKeys* x, const PlaneKeys* y) {
+                      return x->frame().data() == y->frame().data() && x->outer() == y->outer();
+                    });
+}
+
 }  // namespace
 
 Result<PlaneAnswer> exact_top_k(const Queries& queries, std::span<const PlaneKeys* const> blocks,
                                 const Views& views, uint32_t k, Reading reading,
                                 UnreadableKeys* unreadable) {
-  if (auto good = check(queries, blocks, views, k); !good) return good.error();
-  if (reading == Reading::ONE_PASS)
-    return scan_planes(queries, blocks, views, k, std::nullopt, unreadable);
-  return by_views(queries, views, unreadable, [&](const Queries& some, const Visible& visible) {
-    Search search(some, blocks, visible, k);
-    return search.answer(search.exact(), unreadable);
-  });
+  return search_one({&queries, blocks}, views, k, std::nullopt, reading, unreadable);
 }
 
 Result<PlaneAnswer> approximate_top_k(const Queries& queries,
                                       std::span<const PlaneKeys* const> blocks, const Views& views,
                                       uint32_t k, double bytes_per_token, Reading reading,
                                       UnreadableKeys* unreadable) {
-  if (auto good = check(queries, blocks, views, k); !good) return good.error();
-  if (!(bytes_per_token > 0))
-    return Error{Status::INVALID_ARGUMENT,
-                 fmt::format("{} bytes for each token: give a number above 0", bytes_per_token)};
-  if (reading == Reading::ONE_PASS)
-    return scan_planes(queries, blocks, views, k, bytes_per_token, unreadable);
-  return by_views(queries, views, unreadable, [&](const Queries& some, const Visible& visible) {
-    Search search(some, blocks, visible, k);
-    return search.answer(search.approximate(bytes_per_token), unreadable);
-  });
+  return search_one({&queries, blocks}, views, k, bytes_per_token, reading, unreadable);
+}
+
+Result<HeadsAnswer> top_k_of_heads(std::span<const HeadKeys> heads, const Views& views, uint32_t k,
+                                   std::optional<double> bytes_per_token, Reading reading,
+                                   UnreadableKeys* unreadable) {
+  if (auto good = check_budget(bytes_per_token); !good) return good.error();
+  for (const HeadKeys& head : heads) {
+    if (auto good = check(*head.queries, head.blocks, views, k); !good) return good.error();
+    if (!same_frames(head, heads[0]))
+      return Error{Status::INVALID_ARGUMENT, "heads of unlike frames: search them one by one"};
+  }
+  if (reading == Reading::ONE_PASS) return scan_heads(heads, views, k, bytes_per_token, unreadable);
+  HeadsAnswer all;
+  for (const HeadKeys& head : heads) {
+    auto answer = search_one(head, views, k, bytes_per_token, reading, unreadable);
+    if (!answer) {
+      if (unreadable != nullptr) unreadable->bytes_read += all.bytes_read;
+      return answer.error();
+    }
+    all.hits.push_back(std::move(answer->hits));
+    all.bytes_read += answer->bytes_read_together;
+  }
+  return all;
 }
 
 }  // namespace bowhead::ndp

@@ -7,6 +7,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "base/assert.h"
 #include "compression/planes.h"
@@ -238,6 +239,21 @@ Status PlaneReader::load_one(uint32_t stream, StreamCoder& coder) {
   return Status::OK;
 }
 
+namespace {
+
+/// Returns the end of the copy. A row of 64 or 128 channels is a move or two.
+uint8_t* copy_rows(const uint8_t* from, size_t stride, uint32_t count, size_t bytes, uint8_t* to) {
+  const auto copy = [&](auto size) {
+    for (uint32_t i = 0; i < count; ++i, from += stride, to += size) std::memcpy(to, from, size);
+    return to;
+  };
+  if (bytes == 8) return copy(std::integral_constant<size_t, 8>());
+  if (bytes == 16) return copy(std::integral_constant<size_t, 16>());
+  return copy(bytes);
+}
+
+}  // namespace
+
 /// Rows of these channels, one behind the other.
 PlaneReader::Planes PlaneReader::rows_from(uint32_t first, uint32_t count, uint32_t planes) {
   Planes rows{};
@@ -249,7 +265,7 @@ PlaneReader::Planes PlaneReader::rows_from(uint32_t first, uint32_t count, uint3
   for (uint32_t p = 0; p < planes; ++p) {
     const uint8_t* from = rows[p] + tile_.row_begin();
     rows[p] = to;
-    for (uint32_t i = 0; i < count; ++i, from += stride, to += bytes) std::memcpy(to, from, bytes);
+    to = copy_rows(from, stride, count, bytes, to);
   }
   return rows;
 }

@@ -98,6 +98,12 @@ class Sequence {
   std::vector<StoredBlock> blocks_;
 };
 
+KvLayout keys_of_heads(uint16_t heads, RowOrder order) {
+  KvLayout layout = keys_layout(NumberFormat::BF16, 64, heads);
+  layout.order = static_cast<uint8_t>(order);
+  return layout;
+}
+
 std::vector<float> random_values(size_t count, uint64_t seed) {
   Random random(seed);
   std::vector<float> values;
@@ -407,17 +413,62 @@ TEST(BytesRead, AreNoMoreThanAreStored) {
     ASSERT_TRUE(attended) << attended.error().message();
     EXPECT_EQ(attended->bytes, sequence.stored_bytes());
   }
-  const KvLayout keys = [] {
-    KvLayout layout = pairs_layout(NumberFormat::BF16, 1, 1, 64);
-    layout.parts = 1;
-    layout.value_channels = 0;
-    return layout;
-  }();
-  Sequence sequence(keys, 1);
-  sequence.add(300, true);
-  const auto values = random_values(64, 1);
-  const auto found = top_k({sequence.blocks(), 0, 0, 1}, {values, 1, 1, {}}, 300);
-  EXPECT_EQ(found->read.bytes, sequence.stored_bytes());
+  for (const uint16_t heads : {uint16_t{1}, uint16_t{8}}) {  // side by side
+    const KvLayout keys = keys_of_heads(heads, RowOrder::TOKENS_FIRST);
+    Sequence sequence(keys, 1);
+    sequence.add(300, true);
+    const auto values = random_values(size_t{heads} * 64, 1);
+    const auto found = top_k({sequence.blocks(), 0, 0, heads}, {values, 1, 1, {}}, 300);
+    EXPECT_EQ(found->read.bytes, sequence.stored_bytes()) << heads << " heads";
+  }
+}
+
+/// What heads that lie side by side share is paid for once, and the budget is that of all.
+TEST(BytesRead, OfHeadsSideBySideAreWithinOneBudget) {
+  constexpr uint32_t kHeads = 16, kTokens = 600, kK = 64;
+  constexpr double kBudget = 2.5 / 8 * 64;
+  std::map<RowOrder, size_t> found_best;
+  for (const RowOrder order : {RowOrder::HEADS_FIRST, RowOrder::TOKENS_FIRST}) {
+    const KvLayout layout = keys_of_heads(kHeads, order);
+    Sequence sequence(layout, 1);
+    sequence.add(kTokens, true);
+    const auto values = random_values(size_t{kHeads} * 64, 1);
+    const HeadsOfBlocks heads{sequence.blocks(), 0, 0, kHeads};
+    const auto exact = top_k(heads, {values, 1, 1, {}}, kK);
+    const auto near = top_k(heads, {values, 1, 1, {}}, kK, kBudget);
+    ASSERT_TRUE(exact && near);
+    EXPECT_LE(static_cast<double>(near->read.bytes), kBudget * kTokens * kHeads);
+    EXPECT_GT(static_cast<double>(near->read.bytes), 0.5 * kBudget * kTokens * kHeads);
+    for (uint32_t head = 0; head < kHeads; ++head) {
+      for (const Hit& hit : near->hits[head]) {
+        found_best[order] += std::any_of(exact->hits[head].begin(), exact->hits[head].end(),
+                                         [&](const Hit& best) { return best.token == hit.token; });
+      }
+    }
+  }
+  EXPECT_GT(found_best[RowOrder::HEADS_FIRST], kHeads * kK / 2u);
+  EXPECT_GT(found_best[RowOrder::TOKENS_FIRST], found_best[RowOrder::HEADS_FIRST] * 9 / 10);
+}
+
+/// More keys than are searched at once.
+TEST(ManyBlocks, AreSearchedInGroups) {
+  const KvLayout layout = keys_of_heads(8, RowOrder::TOKENS_FIRST);
+  Sequence sequence(layout, 1);
+  for (int i = 0; i < 4; ++i) sequence.add(5500, i != 2);
+  const auto values = random_values(size_t{2} * 64, 1);
+  const Visible most{10, 21'000, 5};
+  const auto found = top_k({sequence.blocks(), 0, 3, 2}, {values, 1, 1, most}, 50);
+  ASSERT_TRUE(found);
+  for (uint32_t head = 0; head < 2; ++head) {
+    const auto query =
+        Queries::of(std::span(values).subspan(size_t{head} * 64, 64), 1, 64, 1, NumberFormat::BF16);
+    auto best = TopK::of(1, 50).value();
+    ASSERT_TRUE(best.add(*query, sequence.keys(0, 3 + head), most));
+    ASSERT_EQ(found->hits[head].size(), 50u);
+    for (size_t i = 0; i < 50; ++i)
+      EXPECT_NEAR(found->hits[head][i].score, best.hits(0)[i].score, 0.05);
+    EXPECT_EQ(found->hits[head][0].token, best.hits(0)[0].token);
+  }
 }
 
 TEST(BytesRead, AreThoseOfTheRowsThatAreGathered) {
