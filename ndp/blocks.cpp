@@ -481,8 +481,8 @@ class PlaneBlocks {
   const Views views_;
   std::vector<bool> finite_;    // by head: all of its queries
   size_t first_ = 0, end_ = 0;  // of the group
-  /// Of the group and all heads that lie side by side. None where a tile has no bounds for one of them: it would
-  /// be decoded for each head anew.
+  /// Of the group and all heads that lie side by side. None where a tile has no bounds for one of
+  /// them: it would be decoded for each head anew.
   std::vector<std::optional<PlaneKeys>> whole_;
   // Of heads that are searched together.
   std::vector<uint32_t> heads_;
