@@ -48,15 +48,21 @@ install_missing() {
   fi
 }
 
+# For this build and for that of the Python package: files that both compile are compiled once.
+use_ccache() {
+  command -v ccache >/dev/null || return 0
+  export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_NOHASHDIR=1
+  # Without a home it would end every compilation.
+  [[ -w ${HOME:-} ]] || export CCACHE_DIR=${CCACHE_DIR:-$PWD/build/ccache}
+}
+
 # build PRESET [TARGET]
 build() {
-  local launcher=() log
+  local log
   mkdir -p "build/$1"
   log=build/$1/configure.log
-  if command -v ccache >/dev/null; then
-    launcher=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
-  fi
+  use_ccache
   say "configuring and building preset $1 in build/$1"
-  cmake --preset "$1" "${launcher[@]}" >"$log" || { cat "$log"; return 1; }
+  cmake --preset "$1" >"$log" || { cat "$log"; return 1; }
   cmake --build --preset "$1" ${2:+--target "$2"}
 }
