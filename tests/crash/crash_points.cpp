@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "tests/support/audit.h"
+#include "tests/support/thinning.h"
 
 namespace bowhead::test {
 namespace {
@@ -260,7 +261,8 @@ class Runner {
     baseline_ = false;
     uint64_t deaths = 0;
     for (const auto& [next, last] : points) {
-      for (uint64_t point = 1; point <= last && failures_ < 3; point += scenario_.every) {
+      for (uint64_t point = 1; point <= last && failures_ < 3;
+           point += scenario_.every * kThinning) {
         run_once(point, Side::BEFORE, next);
         run_once(point, Side::AFTER, next);
         deaths += 2;

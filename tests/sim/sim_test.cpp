@@ -9,11 +9,12 @@
 #include <string>
 
 #include "tests/sim/run.h"
+#include "tests/support/thinning.h"
 
 namespace bowhead::sim {
 namespace {
 
-constexpr uint64_t kSeedsPerTest = 1000;
+constexpr uint64_t kSeedsPerTest = 1000 / test::kThinning;
 constexpr uint64_t kSeedsPerPlant = 20000;  // every change of the pool moves the seeds
 constexpr uint64_t kSeedsPerHarmless = 100;
 
