@@ -30,7 +30,8 @@ CpuFeatures detect() {
   CpuFeatures features;
   // The builtin also checks that the system saves the registers.
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-      __builtin_cpu_supports("bmi2"))
+      __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+      __builtin_cpu_supports("popcnt"))
     features.isa = IsaLevel::AVX2;
   if (features.isa == IsaLevel::AVX2 && __builtin_cpu_supports("avx512f") &&
       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&

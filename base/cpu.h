@@ -6,7 +6,7 @@
 
 namespace bowhead {
 
-/// Generations in order: each includes those before it. AVX2 includes FMA and BMI2. AVX512 is the
+/// Generations in order: each includes those before it. AVX2 includes FMA and BMI. AVX512 is the
 /// set of x86 servers since Ice Lake and Zen 4, older than any CPU with CXL: F, BW, CD, DQ, VL,
 /// VBMI, VBMI2, GFNI.
 enum class IsaLevel { SCALAR, AVX2, AVX512 };

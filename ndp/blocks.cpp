@@ -154,10 +154,6 @@ class Blocks {
     return together() ? (heads_.first_head + head) * channels(layout(), part) : 0;
   }
   compression::ConstBytes frame(size_t block) const { return heads_.blocks[block].bytes; }
-  /// Of keys that lie in the same rows of a frame: of all heads, or of one.
-  uint64_t key_bytes(size_t block) const {
-    return uint64_t{tokens_[block]} * frame_channels() * element_bytes(number_format(layout()));
-  }
   KvSpan span(size_t block, uint32_t head) const {
     // Cannot fail: check_layout_of() refused the layouts for which it does.
     return span_of(layout(), heads_.blocks[block].bytes.data(), tokens_[block], heads_.layer,
@@ -424,13 +420,12 @@ struct Wanted {
   Reading reading;
 };
 
-/// The best keys of frames that are searched by their planes: of a group of blocks for one head
-/// after the other, then of the next group. Of heads that lie side by side what is read and decoded
-/// serves all, and so is kept meanwhile.
+/// The best keys of frames that are searched by their planes: of heads that lie side by side
+/// together, of others one head after the other.
 class PlaneBlocks {
  public:
   PlaneBlocks(Blocks& blocks, std::span<const Queries> queries, const Views& views)
-      : blocks_(blocks), queries_(queries), views_(views) {
+      : blocks_(blocks), queries_(queries), views_(views), whole_(blocks.count()) {
     for (const Queries& of_head : queries) {
       bool finite = true;
       for (uint32_t q = 0; q < of_head.count(); ++q) finite &= of_head.is_finite(q);
@@ -438,14 +433,11 @@ class PlaneBlocks {
     }
   }
 
-  /// Begins with the next group: of all heads or of one, its keys take so much memory, and notes
-  /// about what was read less. At first, some blocks are left out, if that is wanted.
-  static constexpr uint64_t kGroupBytes = uint64_t{16} << 20;
-  Result<void> open_group(size_t first);
-  size_t group_end() const { return end_; }
+  /// Before anything else. Some blocks are left out then, if that is wanted.
+  Result<void> open();
   bool searches(size_t block, uint32_t head) const {
     return !queries_[0].are_summed() && is_long_frame(block) &&
-           (!blocks_.together() || (whole_[block - first_] && finite_[head]));
+           (!blocks_.together() || (whole_[block] && finite_[head]));
   }
   bool searches_all(size_t block) const {
     for (uint32_t head = 0; head < blocks_.heads(); ++head) {
@@ -458,7 +450,6 @@ class PlaneBlocks {
 
  private:
   Result<void> search(uint32_t first, uint32_t end, const Wanted& wanted, std::span<TopK> best);
-  uint64_t held_by(size_t block) const;
   bool is_wanted(size_t block) const {
     return !blocks_.is_left_out(block) && blocks_.is_seen(block, views_);
   }
@@ -479,10 +470,8 @@ class PlaneBlocks {
   Blocks& blocks_;
   const std::span<const Queries> queries_;
   const Views views_;
-  std::vector<bool> finite_;    // by head: all of its queries
-  size_t first_ = 0, end_ = 0;  // of the group
-  /// Of the group and all heads that lie side by side. None where a tile has no bounds for one of
-  /// them: it would be decoded for each head anew.
+  std::vector<bool> finite_;  // by head: all of its queries
+  /// Of all heads that lie side by side. None where a tile has no bounds for one of them.
   std::vector<std::optional<PlaneKeys>> whole_;
   // Of heads that are searched together.
   std::vector<uint32_t> heads_;
@@ -509,58 +498,45 @@ bool PlaneBlocks::can_be_cut(const PlaneKeys& whole) const {
   return true;
 }
 
-uint64_t PlaneBlocks::held_by(size_t block) const {
-  constexpr uint64_t kNotesShare = 64;  // or less: a bit for each line, for each query
-  if (!is_long_frame(block) || !is_wanted(block)) return 0;
-  return blocks_.key_bytes(block) + blocks_.frame(block).size() / kNotesShare;
-}
-
-Result<void> PlaneBlocks::open_group(size_t first) {
-  keys_.clear();
-  first_ = end_ = first;
-  for (uint64_t held = held_by(first); end_ < blocks_.count() && held <= kGroupBytes;) {
-    if (++end_ < blocks_.count()) held += held_by(end_);
-  }
-  end_ = std::max(end_, first + 1);
-  whole_.clear();
-  whole_.resize(end_ - first);
+Result<void> PlaneBlocks::open() {
   const bool none = std::find(finite_.begin(), finite_.end(), true) == finite_.end();
   if (!blocks_.together() || none || queries_[0].are_summed()) return {};
-  for (size_t b = first; b < end_; ++b) {
-    if (!is_long_frame(b) || !is_wanted(b)) continue;
+  for (size_t b = 0; b < blocks_.count(); ++b) {
+    if (!is_long_frame(b) || !is_wanted(b) || whole_[b]) continue;
     auto keys = open_keys(b, 0);
     if (!keys) {
       if (auto good = unreadable(b, keys.error()); !good) return good;
     } else if (can_be_cut(*keys)) {
-      whole_[b - first] = std::move(*keys);
+      whole_[b] = std::move(*keys);
     }
   }
   return {};
 }
 
+/// A block is opened for all of the heads, or for none.
 Result<void> PlaneBlocks::open_heads(uint32_t first, uint32_t end) {
   heads_.clear();
-  keys_.clear();
   for (uint32_t head = first; head < end; ++head) {
     if (!blocks_.together() || finite_[head]) heads_.push_back(head);
   }
-  keys_.resize(heads_.size());
+  keys_.assign(heads_.size(), {});
   numbers_.clear();
-  for (size_t b = first_; b < end_ && !heads_.empty(); ++b) {
+  for (size_t b = 0; b < blocks_.count() && !heads_.empty(); ++b) {
     if (!searches(b, heads_[0]) || !is_wanted(b)) continue;
-    numbers_.push_back(b);
-    for (size_t i = 0; i < heads_.size(); ++i) {
-      auto keys = blocks_.together() ? whole_[b - first_]->head(blocks_.channel_of(0, heads_[i]),
-                                                                blocks_.layout().key_channels)
-                                     : open_keys(b, heads_[i]);
-      if (keys) {
-        keys_[i].push_back(std::move(*keys));
+    if (!blocks_.together()) {
+      auto keys = open_keys(b, heads_[0]);
+      if (!keys) {
+        if (auto good = unreadable(b, keys.error()); !good) return good;
         continue;
       }
-      numbers_.pop_back();  // it was a single head's
-      if (auto good = unreadable(b, keys.error()); !good) return good;
-      break;
+      keys_[0].push_back(std::move(*keys));
     }
+    for (size_t i = 0; blocks_.together() && i < heads_.size(); ++i) {
+      // Cannot fail: can_be_cut() has tried it.
+      keys_[i].push_back(
+          whole_[b]->head(blocks_.channel_of(0, heads_[i]), blocks_.layout().key_channels).value());
+    }
+    numbers_.push_back(b);
   }
   return {};
 }
@@ -568,7 +544,7 @@ Result<void> PlaneBlocks::open_heads(uint32_t first, uint32_t end) {
 /// As score() would: a search stops at the first one that it meets.
 Result<void> PlaneBlocks::leave_out_undecodable() {
   const auto use_nothing = [](uint32_t, const KvSpan&) -> Result<void> { return {}; };
-  for (size_t b = first_; b < end_; ++b) {
+  for (size_t b = 0; b < blocks_.count(); ++b) {
     if (!is_long_frame(b)) continue;
     if (auto good = blocks_.for_rows(b, Blocks::Want::KEYS, views_, use_nothing); !good)
       return good;
@@ -585,7 +561,8 @@ Result<void> PlaneBlocks::search(const Wanted& wanted, std::span<TopK> best) {
   return {};
 }
 
-/// However many blocks are damaged, it searches twice; more often only if they change meanwhile.
+/// For heads that are searched together. However many blocks are damaged, it searches twice; more
+/// often only if they change meanwhile.
 Result<void> PlaneBlocks::search(uint32_t first, uint32_t end, const Wanted& wanted,
                                  std::span<TopK> best) {
   for (;;) {
@@ -650,17 +627,15 @@ Result<void> find_best(Blocks& blocks, PlaneBlocks& planes, std::span<const Quer
     return best[head].add(queries[head], keys, views);
   };
   if (auto good = blocks.for_values(Blocks::Want::KEYS, views.any(), add); !good) return good;
-  for (size_t b = 0; b < blocks.count();) {
-    if (auto good = planes.open_group(b); !good) return good;
-    for (; b < planes.group_end(); ++b) {
-      if (!blocks.is_framed(b) || planes.searches_all(b)) continue;
-      const auto add_one = [&](uint32_t head, const KvSpan& span) {
-        return planes.searches(b, head) ? Result<void>() : add(head, {&span, 1});
-      };
-      if (auto good = blocks.for_rows(b, Blocks::Want::KEYS, views, add_one); !good) return good;
-    }
-    if (auto good = planes.search(wanted, best); !good) return good;
+  if (auto good = planes.open(); !good) return good;
+  for (size_t b = 0; b < blocks.count(); ++b) {
+    if (!blocks.is_framed(b) || planes.searches_all(b)) continue;
+    const auto add_one = [&](uint32_t head, const KvSpan& span) {
+      return planes.searches(b, head) ? Result<void>() : add(head, {&span, 1});
+    };
+    if (auto good = blocks.for_rows(b, Blocks::Want::KEYS, views, add_one); !good) return good;
   }
+  if (auto good = planes.search(wanted, best); !good) return good;
   for (uint32_t head = 0; head < blocks.heads(); ++head) {
     for (uint32_t q = 0; q < queries[head].answers(); ++q) {
       const std::span<const Hit> of_query = best[head].hits(q);

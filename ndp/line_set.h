@@ -14,7 +14,9 @@ namespace bowhead::ndp {
 
 class LineSet {
  public:
-  explicit LineSet(compression::ConstBytes bytes) : first_(line_of(bytes.data())) {
+  /// `apart`: so many bytes were read elsewhere.
+  explicit LineSet(compression::ConstBytes bytes, uint64_t apart = 0)
+      : first_(line_of(bytes.data())), apart_(apart) {
     if (bytes.empty()) return;
     last_ = line_of(&bytes.back()) - first_;
     words_.resize(last_ / 64 + 1);
@@ -47,10 +49,10 @@ class LineSet {
       bytes_ += 64 * static_cast<uint64_t>(std::popcount(words_[i]));
     }
   }
-  /// Of these lines, as far as they are the bytes that this is about.
+  /// Of these lines, as far as they are the bytes that this is about; and those that are apart.
   uint64_t bytes() const {
-    if (bytes_ == 0) return 0;
-    return bytes_ - (has(0) ? before_ : 0) - (has(last_) ? behind_ : 0);
+    if (bytes_ == 0) return apart_;
+    return apart_ + bytes_ - (has(0) ? before_ : 0) - (has(last_) ? behind_ : 0);
   }
 
  private:
@@ -63,7 +65,8 @@ class LineSet {
       each((line - first_) / 64, uint64_t{1} << (line - first_) % 64);
   }
 
-  uint64_t first_, bytes_ = 0;        // the first line; bytes in whole lines
+  uint64_t first_, apart_;
+  uint64_t bytes_ = 0;                // in whole lines
   uint64_t last_ = 0;                 // from the first one on
   uint64_t before_ = 0, behind_ = 0;  // bytes of these two lines that are not
   std::vector<uint64_t> words_;

@@ -39,9 +39,8 @@
 namespace bowhead::ndp {
 
 /// The keys of one outer index of a frame. The frame stays where it is, must outlive this and not
-/// change. Keeps about 4 KiB for an opened tile of 64 channels, which is 64 KiB of bf16 keys; with
-/// its copies, once some channels were searched, also the decoded planes of their tiles, for the
-/// other channels. Threads may share it.
+/// change. Keeps about 4 KiB for an opened tile of 64 channels, which is 64 KiB of bf16 keys, and
+/// nothing that searches decode. Not changed after open(): threads may share it.
 class PlaneKeys {
  public:
   /// Verifies the header of the frame and the heads of the searchable tiles of this outer index
@@ -72,6 +71,12 @@ class PlaneKeys {
     std::optional<PlaneTile> planes;  ///< if it is searchable, too: then it bounds its tokens
   };
   compression::ConstBytes frame() const { return frame_; }
+  /// Of the frame: the header and its table; all of these tiles.
+  uint64_t head_bytes() const { return head_bytes_; }
+  compression::ConstBytes bytes() const {
+    return frame_.subspan(tiles_[0].begin,
+                          tiles_.back().begin + tiles_.back().bytes - tiles_[0].begin);
+  }
   const compression::Shape& shape() const { return shape_; }
   uint32_t outer() const { return outer_; }
   std::span<const Tile> tiles() const { return tiles_; }
@@ -84,6 +89,7 @@ class PlaneKeys {
 
   compression::ConstBytes frame_;
   compression::Shape shape_;
+  uint64_t head_bytes_ = 0;
   uint32_t outer_ = 0, first_token_ = 0;
   uint32_t first_channel_ = 0, channels_ = 0;
   std::vector<Tile> tiles_;

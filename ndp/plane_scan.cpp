@@ -2,7 +2,6 @@
 // docs/ndp-topk.md has the proof.
 #include "ndp/plane_scan.h"
 
-#include <bowhead/format/frame.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -96,20 +95,27 @@ void make_row(NumberFormat kind, const uint8_t* values, uint32_t channels, doubl
     row[c] = static_cast<double>(load_number(kind, values));
 }
 
-/// A tile with a visible token.
+/// A tile with a visible token, for all heads.
 struct Piece {
   uint32_t block = 0;
-  const PlaneKeys* keys = nullptr;
-  const PlaneKeys::Tile* tile = nullptr;
-  size_t tokens_at = 0;               ///< among those of all pieces
-  const PlaneTile* planes = nullptr;  ///< if it is scanned in planes
-  std::optional<PlaneReader> reader;  ///< then, while it is kept
-  uint32_t estimated_planes = 0;      ///< if scores are estimates: from so many first ones
-  bool is_read = false;               ///< the planes that are scanned were counted, and verified
-  std::vector<uint8_t> values;        ///< else its values, while they are kept
+  const PlaneKeys* keys = nullptr;        ///< of the first head; those of others lie as these do
+  const PlaneKeys::Tile* tile = nullptr;  ///< likewise
+  size_t tokens_at = 0;                   ///< among those of all pieces
+  bool in_planes = false;         ///< it is scanned in planes: it bounds scores of all heads
+  uint32_t estimated_planes = 0;  ///< if scores are estimates: from so many first ones
+  bool is_read = false;         ///< the planes that are scanned exactly were counted, and verified
+  std::vector<uint8_t> values;  ///< of all channels of the frame, while they are kept
   size_t kept_bytes = 0;
 
   uint32_t first_position() const { return keys->first_token() + tile->first; }
+  ConstBytes bytes() const { return keys->frame().subspan(tile->begin, tile->bytes); }
+};
+
+/// What a head has of a piece that is in planes.
+struct Part {
+  const PlaneTile* planes = nullptr;
+  std::optional<PlaneReader> reader;  ///< while it is kept
+  bool is_read = false;               ///< rows that estimates are from were counted
 };
 
 /// A token that may be among the best.
@@ -130,19 +136,86 @@ struct Bounded {
 };
 
 /// What the searches of several heads share.
-struct Shared {
-  std::vector<LineSet> reads;  ///< by block
-  std::vector<bool> is_read;   ///< by tile: all heads of its first planes
-  StreamCoder coder{FrameBytes::MAY_CHANGE};
-  uint32_t damaged = 0;   ///< block
-  size_t kept_bytes = 0;  ///< of decoded tiles
-
+class Shared {
+ public:
+  void open(std::span<const HeadKeys> heads, const Views& views);
+  /// Reads all values of a tile. Statuses are those of the piece's frame.
+  Status load_values(Piece& piece);
+  /// Reads first planes of a tile, and those that have one checksum with them, of all heads.
+  Status read_planes(Piece& piece, const PlaneTile& of_a_head, uint32_t planes);
+  Status damaged_unless_ok(const Piece& piece, Status status) {
+    if (status != Status::OK) damaged_block = piece.block;
+    return status;
+  }
   uint64_t bytes_read() const {
     uint64_t bytes = 0;
     for (const LineSet& of_block : reads) bytes += of_block.bytes();
     return bytes;
   }
+
+  std::vector<Piece> pieces;
+  size_t tokens = 0;
+  bool estimates = false;
+  std::vector<LineSet> reads;  ///< by block
+  StreamCoder coder{FrameBytes::MAY_CHANGE};
+  uint32_t damaged_block = 0;
+  size_t kept_bytes = 0;
+
+ private:
+  std::optional<Decoder> decoder_;
 };
+
+/// Whether all heads can be scanned in planes.
+bool are_scannable(std::span<const HeadKeys> heads, size_t block, size_t tile) {
+  return std::all_of(heads.begin(), heads.end(), [&](const HeadKeys& head) {
+    const PlaneKeys& keys = *head.blocks[block];
+    const std::optional<PlaneTile>& planes = keys.tiles()[tile].planes;
+    if (!planes) return false;
+    // Rows of whole numbers must fit 16 bits: of centres that encoders make they do.
+    const int most = 2 << number_of(keys.number())->magnitude_bits;
+    for (uint32_t c = 0; c < keys.channels(); ++c) {
+      if (2 * planes->most_centre(c) + most > 0x7FFF) return false;
+    }
+    return true;
+  });
+}
+
+void Shared::open(std::span<const HeadKeys> heads, const Views& views) {
+  for (uint32_t b = 0; b < heads[0].blocks.size(); ++b) {
+    const PlaneKeys& keys = *heads[0].blocks[b];
+    reads.push_back(lines_of(keys, views.have_some(keys.first_token(), keys.tokens())));
+    for (size_t t = 0; t < keys.tiles().size(); ++t) {
+      const PlaneKeys::Tile& tile = keys.tiles()[t];
+      if (!views.have_some(keys.first_token() + tile.first, tile.tokens)) continue;
+      Piece& piece = pieces.emplace_back();
+      piece.block = b;
+      piece.keys = &keys;
+      piece.tile = &tile;
+      piece.tokens_at = tokens;
+      piece.in_planes = are_scannable(heads, b, t);
+      tokens += tile.tokens;
+    }
+  }
+}
+
+Status Shared::load_values(Piece& piece) {
+  if (!piece.values.empty()) return Status::OK;
+  const PlaneKeys& keys = *piece.keys;
+  const PlaneKeys::Tile& tile = *piece.tile;
+  piece.values.resize(tile.tokens * keys.shape().row_bytes());
+  if (!decoder_) decoder_.emplace(FrameBytes::MAY_CHANGE);
+  reads[piece.block].add(piece.bytes());
+  return damaged_unless_ok(piece, decoder_->decode_tokens(keys.frame(), keys.outer(), tile.first,
+                                                          tile.tokens, piece.values));
+}
+
+Status Shared::read_planes(Piece& piece, const PlaneTile& of_a_head, uint32_t planes) {
+  if (piece.is_read) return Status::OK;
+  piece.is_read = true;
+  reads[piece.block].add(of_a_head.head());
+  reads[piece.block].add(of_a_head.planes_verified_with(planes));
+  return damaged_unless_ok(piece, of_a_head.verify(planes));
+}
 
 /// The search of one head. Tile after tile is scanned, and then scored: by all heads before the
 /// next tile, so that they find in a cache what they share.
@@ -151,7 +224,6 @@ class Scan {
   Scan(const HeadKeys& head, const Views& views, uint32_t k, Shared& shared);
 
   uint32_t queries() const { return queries_.count(); }
-  size_t pieces() const { return pieces_.size(); }
   /// Of queries that are searched together.
   size_t batches() const { return batches_.size(); }
   void begin(size_t batch);
@@ -161,20 +233,12 @@ class Scan {
   /// hits[query]
   void finish(std::vector<std::vector<Hit>>& hits);
 
-  // ---- within a budget: scores are estimates, from the first planes ----
-
-  void begin_estimates();
-  uint64_t visible_tokens() const;
-  /// Adds what is read of any number of planes.
-  void add_heads(std::vector<LineSet>& reads) const;
-  /// Null: there are no such planes.
-  const PlaneTile* planes_of(size_t piece) const { return pieces_[piece].planes; }
-  uint32_t block_of(size_t piece) const { return pieces_[piece].block; }
+  const Part& part(size_t piece) const { return parts_[piece]; }
+  void drop(size_t piece) { parts_[piece].reader.reset(); }
+  /// Adds rows of a plane that estimates read.
   void add_rows(size_t piece, uint32_t plane, LineSet& reads) const;
-  void estimate_by(size_t piece, uint32_t planes) { pieces_[piece].estimated_planes = planes; }
 
  private:
-  void open_piece(uint32_t block, const PlaneKeys& keys, const PlaneKeys::Tile& tile);
   const Visible& view(uint32_t lane) const { return views_.of(which_[lane]); }
   /// Of lanes that see the token.
   uint8_t lanes_at(uint32_t position) const {
@@ -184,27 +248,18 @@ class Scan {
     return static_cast<uint8_t>(lanes);
   }
   void hide_unseen(uint32_t position, uint32_t tokens, int32_t* sums) const;
-  Status damaged_unless_ok(const Piece& piece, Status status) {
-    if (status != Status::OK) shared_.damaged = piece.block;
-    return status;
-  }
-  Status load(Piece& piece, uint32_t streams);
+  Status load(size_t piece, uint32_t streams);
   float answer_of(double sum) const {
     return static_cast<float>(sum * static_cast<double>(queries_.scale()));
   }
 
-  Status load_values(Piece& piece);
-  void keep_or_drop(Piece& piece);
-
-  template <class Each>
-  void for_seen_rows(const Piece& piece, uint32_t plane, const Each& each) const;
-  bool is_scanned(const Piece& piece) const { return piece.planes != nullptr && finite_; }
-  uint32_t scanned_planes(const Piece& piece) const;
-  Status verify(Piece& piece, uint32_t planes);
-  Status scan_planes(Piece& piece);
+  bool is_scanned(const Piece& piece) const { return piece.in_planes && finite_; }
+  uint32_t scanned_planes(size_t piece) const;
+  Status read_planes(size_t piece, uint32_t planes);
+  Status scan_planes(size_t piece);
   Status scan_values(Piece& piece);
-  bool set_lanes(const Piece& piece, uint32_t planes);
-  void set_scales(const Piece& piece, uint32_t planes);
+  bool set_lanes(size_t piece, uint32_t planes);
+  void set_scales(size_t piece, uint32_t planes);
   void compare_bounds();
   void raise_least();
   void sample_lows();
@@ -216,7 +271,8 @@ class Scan {
 
   void want_candidates();
   void take_estimates();
-  Status score(Piece& piece);
+  Status score_planes(size_t piece);
+  Status score_values(Piece& piece);
   void score_rows(const Piece& piece, uint32_t first, uint32_t count, const uint8_t* values,
                   size_t row_bytes);
   auto hits_adder() {
@@ -234,11 +290,10 @@ class Scan {
   const uint32_t k_;
   Shared& shared_;
   uint32_t channels_ = 0, padded_ = 0;
-  bool estimates_ = false;
   std::vector<std::vector<uint32_t>> batches_;
-  std::vector<Piece> pieces_;
-  std::vector<uint8_t> wanted_;  // by token: bits of the queries whose candidate it is
-  std::optional<Decoder> decoder_;
+  std::vector<Part> parts_;             // by piece
+  std::vector<const PlaneKeys*> keys_;  // by block
+  std::vector<uint8_t> wanted_;         // by token: bits of the queries whose candidate it is
 
   // Of the queries that are searched together.
   std::span<const uint32_t> which_;
@@ -282,7 +337,10 @@ Scan::Scan(const HeadKeys& head, const Views& views, uint32_t k, Shared& shared)
       shared_(shared),
       channels_(queries_.channels()),
       padded_(padded_channels(channels_)),
+      keys_(head.blocks.begin(), head.blocks.end()),
+      wanted_(shared.tokens),
       numbers_(size_t{kProductQueries} * padded_),
+      scales_(padded_ + 64),
       rows_(size_t{kTileTokens} * padded_),
       exact_rows_(size_t{kExactRows} * channels_) {
   // Those that are not finite cost much: not together with others.
@@ -294,90 +352,24 @@ Scan::Scan(const HeadKeys& head, const Views& views, uint32_t k, Shared& shared)
     }
     if (!batch.empty()) batches_.push_back(std::move(batch));
   }
-  size_t tiles = 0;
-  for (const PlaneKeys* block : head.blocks) tiles += block->tiles().size();
-  pieces_.reserve(tiles);
-  for (uint32_t b = 0; b < head.blocks.size(); ++b) {
-    for (const PlaneKeys::Tile& tile : head.blocks[b]->tiles())
-      open_piece(b, *head.blocks[b], tile);
+  parts_.resize(shared.pieces.size());
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    const Piece& piece = shared.pieces[i];
+    if (!piece.in_planes) continue;
+    const auto tile = static_cast<size_t>(piece.tile - piece.keys->tiles().data());
+    parts_[i].planes = &*keys_[piece.block]->tiles()[tile].planes;
   }
 }
 
-void Scan::open_piece(uint32_t block, const PlaneKeys& keys, const PlaneKeys::Tile& tile) {
-  if (!views_.have_some(keys.first_token() + tile.first, tile.tokens)) return;
-  Piece& piece = pieces_.emplace_back();
-  piece.block = block;
-  piece.keys = &keys;
-  piece.tile = &tile;
-  piece.tokens_at = wanted_.size();
-  wanted_.resize(wanted_.size() + tile.tokens);
-  shared_.reads[block].add(keys.frame().first(sizeof(bh_frame_header)));
-  if (!tile.planes) return;
-  // Rows of whole numbers must fit 16 bits: of centres that encoders make they do.
-  const int most = 2 << number_of(keys.number())->magnitude_bits;
-  for (uint32_t c = 0; c < channels_; ++c) {
-    if (2 * tile.planes->most_centre(c) + most > 0x7FFF) return;
-  }
-  piece.planes = &*tile.planes;
-}
-
-void Scan::begin_estimates() {
-  estimates_ = true;
-  scales_.resize(padded_ + 64);
-}
-
-uint64_t Scan::visible_tokens() const {
-  uint64_t tokens = 0;
-  for (const Piece& piece : pieces_)
-    tokens += views_.any().count_of(piece.first_position(), piece.tile->tokens);
-  return tokens;
-}
-
-void Scan::add_heads(std::vector<LineSet>& reads) const {
-  for (const Piece& piece : pieces_) {
-    const ConstBytes frame = piece.keys->frame();
-    reads[piece.block].add(piece.planes ? piece.planes->head()
-                                        : frame.subspan(piece.tile->begin, piece.tile->bytes));
-  }
-}
-
-void Scan::add_rows(size_t piece, uint32_t plane, LineSet& reads) const {
-  if (!pieces_[piece].planes->was_shared(plane))
-    for_seen_rows(pieces_[piece], plane, [&](ConstBytes rows) { reads.add(rows); });
-}
-
-/// Calls each(bytes) for those of a plane that estimates read: scan() skips tokens as here.
-template <class Each>
-void Scan::for_seen_rows(const Piece& piece, uint32_t plane, const Each& each) const {
+/// scan_planes() skips tokens as here.
+void Scan::add_rows(size_t index, uint32_t plane, LineSet& reads) const {
+  const Piece& piece = shared_.pieces[index];
   for (uint32_t first = 0; first < piece.tile->tokens; first += kTileTokens) {
     const uint32_t tokens = std::min(kTileTokens, piece.tile->tokens - first);
     if (views_.any().has_some(piece.first_position() + first, tokens))
-      piece.planes->for_rows(plane, first, tokens, each);
+      parts_[index].planes->for_rows(plane, first, tokens,
+                                     [&](ConstBytes rows) { reads.add(rows); });
   }
-}
-
-/// Reads all values of a tile.
-Status Scan::load_values(Piece& piece) {
-  if (!piece.values.empty()) return Status::OK;
-  const PlaneKeys& keys = *piece.keys;
-  const PlaneKeys::Tile& tile = *piece.tile;
-  piece.values.resize(tile.tokens * keys.shape().row_bytes());  // of all channels of the frame
-  if (!decoder_) decoder_.emplace(FrameBytes::MAY_CHANGE);
-  shared_.reads[piece.block].add(keys.frame().subspan(tile.begin, tile.bytes));
-  return damaged_unless_ok(piece, decoder_->decode_tokens(keys.frame(), keys.outer(), tile.first,
-                                                          tile.tokens, piece.values));
-}
-
-/// When a piece has been looked at. The first ones are kept: all are looked at in their order.
-void Scan::keep_or_drop(Piece& piece) {
-  shared_.kept_bytes -= piece.kept_bytes;
-  piece.kept_bytes = piece.values.capacity() + (piece.reader ? piece.reader->held_bytes() : 0);
-  if (shared_.kept_bytes + piece.kept_bytes > kKeptBytes) {
-    piece.reader.reset();
-    piece.values = std::vector<uint8_t>();
-    piece.kept_bytes = 0;
-  }
-  shared_.kept_bytes += piece.kept_bytes;
 }
 
 void Scan::begin(size_t batch) {
@@ -401,24 +393,20 @@ void Scan::begin(size_t batch) {
 }
 
 Status Scan::scan(size_t index) {
-  Piece& piece = pieces_[index];
-  const Status status = is_scanned(piece) ? scan_planes(piece) : scan_values(piece);
-  if (status == Status::OK) keep_or_drop(piece);
-  return status;
+  Piece& piece = shared_.pieces[index];
+  return is_scanned(piece) ? scan_planes(index) : scan_values(piece);
 }
 
 void Scan::choose_candidates() {
   compare_bounds();
   want_candidates();
-  if (estimates_) take_estimates();
+  if (shared_.estimates) take_estimates();
 }
 
 Status Scan::score(size_t index) {
-  Piece& piece = pieces_[index];
-  if (estimates_ && is_scanned(piece)) return Status::OK;
-  const Status status = score(piece);
-  if (status == Status::OK) keep_or_drop(piece);
-  return status;
+  Piece& piece = shared_.pieces[index];
+  if (!is_scanned(piece)) return score_values(piece);
+  return shared_.estimates ? Status::OK : score_planes(index);
 }
 
 void Scan::finish(std::vector<std::vector<Hit>>& of_queries) {
@@ -436,61 +424,48 @@ void Scan::finish(std::vector<std::vector<Hit>>& of_queries) {
 
 // ---- the first pass ----
 
-uint32_t Scan::scanned_planes(const Piece& piece) const {
-  if (estimates_) return piece.estimated_planes;
-  return piece.planes->verified_with(std::min(kScannedPlanes, piece.planes->number().planes()));
+uint32_t Scan::scanned_planes(size_t index) const {
+  if (shared_.estimates) return shared_.pieces[index].estimated_planes;
+  const PlaneTile& tile = *parts_[index].planes;
+  return tile.verified_with(std::min(kScannedPlanes, tile.number().planes()));
 }
 
 /// A budget does not pay for planes that have one checksum with these, nor for rows that no query
-/// sees, nor for other heads. What one head verifies of a tile is read for all.
-Status Scan::verify(Piece& piece, uint32_t planes) {
-  if (piece.is_read) return Status::OK;
-  const PlaneTile& tile = *piece.planes;
-  const bool whole =
-      !estimates_ || (tile.verified_with(planes) == planes && !tile.is_cut() &&
-                      views_.any().has_all(piece.first_position(), piece.tile->tokens));
-  const bool anew = whole && !tile.is_verified(planes);
-  if (whole) {
-    const Status status = damaged_unless_ok(piece, tile.verify(planes));
-    if (status != Status::OK) return status;
-  }
-  piece.is_read = true;
-  LineSet& reads = shared_.reads[piece.block];
-  const auto add = [&](ConstBytes bytes) { reads.add(bytes); };
-  add(tile.head());
-  const auto index = static_cast<size_t>(&piece - pieces_.data());
-  if (anew) {
-    add(tile.planes_verified_with(planes));
-    shared_.is_read[index] = true;
-  }
-  if (shared_.is_read[index]) return Status::OK;
-  for (uint32_t p = 0; p < planes; ++p) {
-    if (tile.is_coded(p)) continue;  // load() counts them
-    if (estimates_)
-      for_seen_rows(piece, p, add);
-    else
-      tile.for_rows(p, 0, tile.tokens(), add);
-  }
+/// sees, nor for other heads: nothing else is verified then.
+Status Scan::read_planes(size_t index, uint32_t planes) {
+  Piece& piece = shared_.pieces[index];
+  Part& part = parts_[index];
+  const PlaneTile& tile = *part.planes;
+  if (!shared_.estimates) return shared_.read_planes(piece, tile, planes);
+  if (tile.verified_with(planes) == planes && !tile.is_cut() &&
+      views_.any().has_all(piece.first_position(), piece.tile->tokens))
+    return shared_.read_planes(piece, tile, planes);
+  if (part.is_read) return Status::OK;
+  part.is_read = true;
+  shared_.reads[piece.block].add(tile.head());
+  for (uint32_t p = 0; p < planes; ++p) add_rows(index, p, shared_.reads[piece.block]);
   return Status::OK;
 }
 
-/// Coded streams are read here, and whole; of a cut tile, unless another cut has read them.
-Status Scan::load(Piece& piece, uint32_t streams) {
-  const PlaneTile& tile = *piece.planes;
+/// Coded streams are read here, and whole.
+Status Scan::load(size_t index, uint32_t streams) {
+  Part& part = parts_[index];
+  const Piece& piece = shared_.pieces[index];
   for (uint32_t s = 0; s < streams; ++s) {
-    if (tile.is_coded(s) && !tile.was_shared(s)) shared_.reads[piece.block].add(tile.coded(s));
+    if (part.planes->is_coded(s)) shared_.reads[piece.block].add(part.planes->coded(s));
   }
-  if (!piece.reader) piece.reader.emplace(tile);
-  return damaged_unless_ok(piece, piece.reader->load(streams, shared_.coder));
+  if (!part.reader) part.reader.emplace(*part.planes);
+  return shared_.damaged_unless_ok(piece, part.reader->load(streams, shared_.coder));
 }
 
-Status Scan::scan_planes(Piece& piece) {
+Status Scan::scan_planes(size_t index) {
+  Piece& piece = shared_.pieces[index];
   const PlaneKeys::Tile& tile = *piece.tile;
-  const uint32_t count = scanned_planes(piece);
-  if (const Status status = verify(piece, count); status != Status::OK) return status;
-  if (const Status status = load(piece, count); status != Status::OK) return status;
-  if (!set_lanes(piece, count)) return scan_values(piece);
-  if (estimates_) set_scales(piece, count);
+  const uint32_t count = scanned_planes(index);
+  if (const Status status = read_planes(index, count); status != Status::OK) return status;
+  if (const Status status = load(index, count); status != Status::OK) return status;
+  if (!set_lanes(index, count)) return scan_values(piece);
+  if (shared_.estimates) set_scales(index, count);
   sums_.resize(std::max(sums_.size(), (sum_tokens_ + tile.tokens) * kProductQueries));
   int32_t* sums = &sums_[sum_tokens_ * kProductQueries];
   for (uint32_t first = 0; first < tile.tokens; first += kTileTokens) {
@@ -498,7 +473,8 @@ Status Scan::scan_planes(Piece& piece) {
     const uint32_t position = piece.first_position() + first;
     int32_t* of = sums + size_t{first} * kProductQueries;
     if (views_.any().has_some(position, tokens)) {
-      piece.reader->middles(first, tokens, count, scaled_ ? scales_.data() : nullptr, rows_.data());
+      parts_[index].reader->middles(first, tokens, count, scaled_ ? scales_.data() : nullptr,
+                                    rows_.data());
       kernels().products({numbers_.data(), rows_.data(), tokens, padded_}, of);
     }
     hide_unseen(position, tokens, of);
@@ -510,10 +486,11 @@ Status Scan::scan_planes(Piece& piece) {
 }
 
 /// Of estimates, which are as near as they can be, and have no bounds.
-void Scan::set_scales(const Piece& piece, uint32_t planes) {
+void Scan::set_scales(size_t index, uint32_t planes) {
+  const PlaneTile& tile = *parts_[index].planes;
   offs_.fill(0);
-  const std::span<const uint8_t> spreads = piece.planes->spreads();
-  scaled_ = !spreads.empty() && planes <= kScaledPlanes && planes < piece.planes->number().planes();
+  const std::span<const uint8_t> spreads = tile.spreads();
+  scaled_ = !spreads.empty() && planes <= kScaledPlanes && planes < tile.number().planes();
   for (uint32_t c = 0; scaled_ && c < channels_; ++c) {
     const float scale = std::ldexp(scale_of_differences(spreads[c], planes), 15);
     scales_[c] = static_cast<int16_t>(std::min(std::lround(scale), 0x7FFFl));
@@ -651,8 +628,8 @@ void Scan::take_candidates(const Bounded& bounded, const int32_t* sums) {
 
 /// Of a tile whose values are decoded: all tokens are scored. NaN is below all numbers.
 Status Scan::scan_values(Piece& piece) {
-  if (const Status status = load_values(piece); status != Status::OK) return status;
-  const PlaneKeys& keys = *piece.keys;
+  if (const Status status = shared_.load_values(piece); status != Status::OK) return status;
+  const PlaneKeys& keys = *keys_[piece.block];
   const size_t row_bytes = keys.shape().row_bytes();
   const auto add_score = [&](uint32_t token, uint32_t lane, float score) {
     const float bound = std::isnan(score) ? -kInfinity : score;
@@ -673,9 +650,9 @@ Status Scan::scan_values(Piece& piece) {
 /// `unit`, for rows of at most `most`; sums of products have 31 bits. The rest is what the
 /// definition's sum rounds, and bounds do, which are floats: false if they are too large or too
 /// small for that.
-bool Scan::set_lanes(const Piece& piece, uint32_t planes) {
-  const Number& number = *number_of(piece.keys->number());
-  const PlaneTile& tile = *piece.planes;
+bool Scan::set_lanes(size_t index, uint32_t planes) {
+  const PlaneTile& tile = *parts_[index].planes;
+  const Number& number = tile.number();
   const std::span<const double> channel_units = tile.units();
   const int bias = number.is_float() ? (1 << (number.exponent_bits - 1)) - 1 : 0;
   const double interval = std::ldexp(1.0, static_cast<int>(number.planes() - planes));
@@ -705,7 +682,8 @@ bool Scan::set_lanes(const Piece& piece, uint32_t planes) {
     double off = sizes.lane(lane) * interval / 2 + unit / 4 * rows + denormals.lane(lane);
     off += off * 0x1p-20 + products.lane(lane) * 0x1p-21;
     offs_[lane] = off;
-    if (lane < query_count_ && (!(products.lane(lane) + off < 0x1p120) || !(off > 0x1p-90)))
+    if (lane < query_count_ &&
+        (!(products.lane(lane) + off < 0x1p120) || !(off > 0x1p-90 || shared_.estimates)))
       return false;
   }
   // Rounded by a sum whose last bit is 1.
@@ -761,7 +739,7 @@ void Scan::take_estimates() {
   for (uint32_t lane = 0; lane < query_count_; ++lane) {
     for (const Candidate& candidate : candidates_[lane]) {
       const Piece& piece =
-          *(std::upper_bound(pieces_.begin(), pieces_.end(), candidate.token,
+          *(std::upper_bound(shared_.pieces.begin(), shared_.pieces.end(), candidate.token,
                              [](size_t token, const Piece& of) { return token < of.tokens_at; }) -
             1);
       if (!is_scanned(piece)) continue;
@@ -771,42 +749,45 @@ void Scan::take_estimates() {
   }
 }
 
+Status Scan::score_values(Piece& piece) {
+  const auto wanted = wanted_.begin() + static_cast<std::ptrdiff_t>(piece.tokens_at);
+  if (std::all_of(wanted, wanted + piece.tile->tokens, [](uint8_t lanes) { return lanes == 0; }))
+    return Status::OK;
+  if (const Status status = shared_.load_values(piece); status != Status::OK) return status;
+  const PlaneKeys& keys = *keys_[piece.block];
+  score_rows(piece, 0, piece.tile->tokens, &piece.values[keys.row_begin()],
+             keys.shape().row_bytes());
+  return Status::OK;
+}
+
 /// Tokens of steps with a candidate: the remainder of a step's first token is known.
-Status Scan::score(Piece& piece) {
+Status Scan::score_planes(size_t index) {
+  const Piece& piece = shared_.pieces[index];
+  const PlaneTile& tile = *parts_[index].planes;
   const uint8_t* wanted = &wanted_[piece.tokens_at];
-  const uint32_t tokens = piece.tile->tokens;
+  const uint32_t tokens = piece.tile->tokens, planes = tile.number().planes();
   const auto next_wanted = [&](uint32_t token) {
     while (token < tokens && wanted[token] == 0) ++token;
     return token;
   };
   uint32_t token = next_wanted(0);
   if (token == tokens) return Status::OK;
-  if (!is_scanned(piece)) {
-    if (const Status status = load_values(piece); status != Status::OK) return status;
-    score_rows(piece, 0, tokens, &piece.values[piece.keys->row_begin()],
-               piece.keys->shape().row_bytes());
-    return Status::OK;
-  }
-  const Number& number = *number_of(piece.keys->number());
-  if (const Status status = load(piece, number.planes() + 2); status != Status::OK) return status;
-  LineSet& reads = shared_.reads[piece.block];
+  if (const Status status = load(index, planes + 2); status != Status::OK) return status;
+  const size_t row_bytes = keys_[piece.block]->row_bytes();
   while (token < tokens) {
-    const uint32_t first = piece.planes->step_first(token);
+    const uint32_t first = tile.step_first(token);
     uint32_t end = token + 1;  // and further tokens of the same step, or of the next one
     for (token = next_wanted(end); token < tokens; token = next_wanted(end)) {
-      if (piece.planes->step_first(token) > end) break;
+      if (tile.step_first(token) > end) break;
       end = token + 1;
     }
-    const size_t row_bytes = piece.keys->row_bytes();
     values_.resize(std::max(values_.size(), (end - first) * row_bytes));
-    piece.reader->exact_rows(first, end - first, values_.data());
+    parts_[index].reader->exact_rows(first, end - first, values_.data());
     score_rows(piece, first, end - first, values_.data(), row_bytes);
-    const auto add = [&](uint32_t stream, ConstBytes bytes) {
-      if (!piece.planes->is_coded(stream)) reads.add(bytes);
-    };
-    for (uint32_t p = scanned_planes(piece); p < number.planes(); ++p)
-      piece.planes->for_rows(p, first, end - first, [&](ConstBytes rows) { add(p, rows); });
-    piece.planes->for_rests(first, end, add);
+    const auto add = [&](ConstBytes bytes) { shared_.reads[piece.block].add(bytes); };
+    for (uint32_t p = scanned_planes(index); p < planes; ++p)
+      tile.for_rows(p, first, end - first, add);
+    tile.for_rests(first, end, add);
   }
   return Status::OK;
 }
@@ -845,6 +826,10 @@ void Scan::finish_rows(const Each& each) {
 
 }  // namespace
 
+LineSet lines_of(const PlaneKeys& keys, bool are_seen) {
+  return LineSet(keys.bytes(), are_seen ? keys.head_bytes() : 0);
+}
+
 Error unreadable_frame(Status status, const UnreadableKeys& at, UnreadableKeys* to) {
   if (to != nullptr) *to = at;
   const char* why = status == Status::UNSUPPORTED_CODEC
@@ -864,6 +849,7 @@ class HeadScans {
   Result<HeadsAnswer> search(UnreadableKeys* unreadable);
 
  private:
+  void keep_or_drop(size_t piece);
   Status search_batch(size_t batch, HeadsAnswer& answer);
   /// Calls each(scan, head) for heads that have this batch, until one fails.
   template <class Each>
@@ -874,60 +860,85 @@ class HeadScans {
     }
     return status;
   }
-  size_t pieces() const { return scans_[0].pieces(); }
 
+  const Views views_;
   Shared shared_;
   std::vector<Scan> scans_;
 };
 
-HeadScans::HeadScans(std::span<const HeadKeys> heads, const Views& views, uint32_t k) {
-  for (const PlaneKeys* block : heads[0].blocks) shared_.reads.emplace_back(block->frame());
+HeadScans::HeadScans(std::span<const HeadKeys> heads, const Views& views, uint32_t k)
+    : views_(views) {
+  shared_.open(heads, views);
   scans_.reserve(heads.size());
   for (const HeadKeys& head : heads) scans_.emplace_back(head, views, k, shared_);
-  shared_.is_read.resize(pieces());
+}
+
+/// When all heads have looked at a piece. The first ones are kept: all are looked at in their
+/// order.
+void HeadScans::keep_or_drop(size_t index) {
+  Piece& piece = shared_.pieces[index];
+  shared_.kept_bytes -= piece.kept_bytes;
+  piece.kept_bytes = piece.values.capacity();
+  size_t shared_bytes = 0;
+  for (const Scan& scan : scans_) {
+    const std::optional<PlaneReader>& reader = scan.part(index).reader;
+    if (!reader) continue;
+    piece.kept_bytes += reader->held_bytes();
+    shared_bytes = std::max(shared_bytes, reader->shared_bytes());
+  }
+  piece.kept_bytes += shared_bytes;
+  if (shared_.kept_bytes + piece.kept_bytes > kKeptBytes) {
+    for (Scan& scan : scans_) scan.drop(index);
+    piece.values = std::vector<uint8_t>();
+    piece.kept_bytes = 0;
+  }
+  shared_.kept_bytes += piece.kept_bytes;
 }
 
 /// The first plane of all tiles, then the next one, and so on, while the budget lasts: of the last
 /// ones it pays for some, those that take the fewest bytes for a token.
 void HeadScans::keep_to(double bytes_per_token) {
+  shared_.estimates = true;
   uint64_t tokens = 0;
   std::vector<LineSet> reads = shared_.reads;
-  for (Scan& scan : scans_) {
-    scan.begin_estimates();
-    scan.add_heads(reads);
-    tokens += scan.visible_tokens();
-  }
-  const double most = bytes_per_token * static_cast<double>(tokens);
-  const auto planes_of = [&](size_t piece) { return scans_[0].planes_of(piece); };
   std::vector<size_t> left;
-  for (size_t i = 0; i < pieces(); ++i) {
-    if (planes_of(i) != nullptr) left.push_back(i);
+  for (size_t i = 0; i < shared_.pieces.size(); ++i) {
+    const Piece& piece = shared_.pieces[i];
+    tokens += views_.any().count_of(piece.first_position(), piece.tile->tokens);
+    reads[piece.block].add(piece.in_planes ? piece.tile->planes->head() : piece.bytes());
+    if (piece.in_planes) left.push_back(i);
   }
+  const double most = bytes_per_token * static_cast<double>(tokens * scans_.size());
+  const auto planes_of = [&](size_t i) -> const PlaneTile& {
+    return *shared_.pieces[i].tile->planes;
+  };
   uint64_t bytes = 0;
   for (const LineSet& of_block : reads) bytes += of_block.bytes();
   for (uint32_t plane = 0; !left.empty(); ++plane) {
-    std::erase_if(left, [&](size_t i) { return planes_of(i)->number().planes() == plane; });
+    std::erase_if(left, [&](size_t i) { return planes_of(i).number().planes() == plane; });
     std::stable_sort(left.begin(), left.end(), [&](size_t a, size_t b) {
-      return planes_of(a)->coded(plane).size() * uint64_t{planes_of(b)->tokens()} <
-             planes_of(b)->coded(plane).size() * uint64_t{planes_of(a)->tokens()};
+      return planes_of(a).coded(plane).size() * uint64_t{planes_of(b).tokens()} <
+             planes_of(b).coded(plane).size() * uint64_t{planes_of(a).tokens()};
     });
     for (const size_t i : left) {
-      LineSet& of_block = reads[scans_[0].block_of(i)];
+      LineSet& of_block = reads[shared_.pieces[i].block];
       bytes -= of_block.bytes();
       for (const Scan& scan : scans_) scan.add_rows(i, plane, of_block);
       bytes += of_block.bytes();
       if (plane > 0 && static_cast<double>(bytes) > most) return;
-      for (Scan& scan : scans_) scan.estimate_by(i, plane + 1);
+      shared_.pieces[i].estimated_planes = plane + 1;
     }
   }
 }
 
 Status HeadScans::search_batch(size_t batch, HeadsAnswer& answer) {
   const auto of_all_pieces = [&](const auto& each) {
-    Status status = Status::OK;
-    for (size_t piece = 0; piece < pieces() && status == Status::OK; ++piece)
-      status = for_heads(batch, [&](Scan& scan, size_t) { return each(scan, piece); });
-    return status;
+    for (size_t piece = 0; piece < shared_.pieces.size(); ++piece) {
+      const Status status = for_heads(batch, [&](Scan& scan, size_t) { return each(scan, piece); });
+      if (status != Status::OK) return status;
+      keep_or_drop(piece);
+    }
+    return Status::OK;
   };
   const auto of_all = [&](const auto& each) {
     (void)for_heads(batch, [&](Scan& scan, size_t head) {
@@ -955,7 +966,7 @@ Result<HeadsAnswer> HeadScans::search(UnreadableKeys* unreadable) {
   for (size_t batch = 0; batch < batches; ++batch) {
     const Status status = search_batch(batch, answer);
     if (status != Status::OK)
-      return unreadable_frame(status, {shared_.damaged, shared_.bytes_read()}, unreadable);
+      return unreadable_frame(status, {shared_.damaged_block, shared_.bytes_read()}, unreadable);
   }
   answer.bytes_read = shared_.bytes_read();
   return answer;

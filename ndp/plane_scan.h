@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 
+#include "ndp/line_set.h"
 #include "ndp/plane_keys.h"
 
 namespace bowhead::ndp {
@@ -15,6 +16,9 @@ namespace bowhead::ndp {
 /// top_k_of_heads().
 Result<HeadsAnswer> scan_heads(std::span<const HeadKeys> heads, const Views& views, uint32_t k,
                                std::optional<double> bytes_per_token, UnreadableKeys* unreadable);
+
+/// The lines of keys; if some of them are seen, the head of their frame was read.
+LineSet lines_of(const PlaneKeys& keys, bool are_seen);
 
 /// The error of a search that ended there; it is noted in `to`, if that is not null.
 Error unreadable_frame(Status status, const UnreadableKeys& at, UnreadableKeys* to);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The searches of plane_keys.h. docs/ndp-topk.md has the proof of the exact one, whose steps are
 // named here.
-#include <bowhead/format/frame.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -146,6 +145,9 @@ class Search {
   static uint32_t position_of(const Piece& piece, uint32_t token) {
     return piece.keys->first_token() + piece.tile->first + token;
   }
+  bool are_seen(const PlaneKeys& keys) const {
+    return visible_.has_some(keys.first_token(), keys.tokens());
+  }
   bool sees(const Piece& piece, uint32_t token) const {
     return visible_.has(position_of(piece, token));
   }
@@ -247,7 +249,7 @@ Status Search::checked(const Piece& piece, Status status) {
 Status Search::open() {
   for (uint32_t b = 0; b < blocks_.size(); ++b) {
     const PlaneKeys& keys = *blocks_[b];
-    together_.emplace_back(keys.frame());
+    together_.push_back(lines_of(keys, are_seen(keys)));
     rows_.resize(size_t{kMostRows} * padded_channels(keys.channels()));
     row_.resize(keys.channels());
     for (const PlaneKeys::Tile& tile : keys.tiles()) {
@@ -296,15 +298,13 @@ void Search::begin(uint32_t first, uint32_t count) {
     for (auto* by_token : {&query.middles, &query.lows, &query.highs})
       by_token->assign(tokens_, kNever);
     for (const Piece& piece : pieces_) query.reaches.push_back(reach_of(piece, query));
-    for (const PlaneKeys* keys : blocks_) query.reads.emplace_back(keys->frame());
+    for (const PlaneKeys* keys : blocks_) query.reads.push_back(lines_of(*keys, are_seen(*keys)));
   }
 }
 
 Status Search::read_first_planes(uint32_t planes) {
   for (Piece& piece : pieces_) {
-    const ConstBytes frame = piece.keys->frame();
     for (Progress& query : batch_) {
-      query.reads[piece.block].add(frame.first(sizeof(bh_frame_header)));
       if (bounded(piece, query)) continue;
       if (const Status status = read_as_it_is(piece, query); status != Status::OK) return status;
     }
@@ -598,7 +598,7 @@ Status Search::score_exactly(size_t token, Progress& query, float& score) {
   LineSet& reads = query.reads[piece.block];
   const auto add = [&](ConstBytes bytes) { reads.add(bytes); };
   for (uint32_t p = 0; p < remainder; ++p) piece.planes->for_rows(p, first, count, add);
-  piece.planes->for_rests(first, within + 1, [&](uint32_t, ConstBytes rests) { add(rests); });
+  piece.planes->for_rests(first, within + 1, add);
   score = score_of_row(query);
   return Status::OK;
 }
@@ -841,11 +841,20 @@ Result<PlaneAnswer> search_one(const HeadKeys& head, const Views& views, uint32_
   });
 }
 
-bool same_frames(const HeadKeys& a, const HeadKeys& b) {
+/// Whether tiles of both lie at the same places.
+bool are_alike(const PlaneKeys& a, const PlaneKeys& b) {
+  const auto same_tile = [](const PlaneKeys::Tile& x, const PlaneKeys::Tile& y) {
+    return x.begin == y.begin && x.bytes == y.bytes && x.first == y.first && x.tokens == y.tokens &&
+           x.opened == y.opened;
+  };
+  return a.frame().data() == b.frame().data() && a.frame().size() == b.frame().size() &&
+         a.outer() == b.outer() && a.first_token() == b.first_token() &&
+         std::equal(a.tiles().begin(), a.tiles().end(), b.tiles().begin(), b.tiles().end(),
+                    same_tile);
+}
+bool are_alike(const HeadKeys& a, const HeadKeys& b) {
   return std::equal(a.blocks.begin(), a.blocks.end(), b.blocks.begin(), b.blocks.end(),
-                    [](const PlaneKeys* x, const PlaneKeys* y) {
-                      return x->frame().data() == y->frame().data() && x->outer() == y->outer();
-                    });
+                    [](const PlaneKeys* x, const PlaneKeys* y) { return are_alike(*x, *y); });
 }
 
 }  // namespace
@@ -869,7 +878,7 @@ Result<HeadsAnswer> top_k_of_heads(std::span<const HeadKeys> heads, const Views&
   if (auto good = check_budget(bytes_per_token); !good) return good.error();
   for (const HeadKeys& head : heads) {
     if (auto good = check(*head.queries, head.blocks, views, k); !good) return good.error();
-    if (!same_frames(head, heads[0]))
+    if (!are_alike(head, heads[0]))
       return Error{Status::INVALID_ARGUMENT, "heads of unlike frames: search them one by one"};
   }
   if (reading == Reading::ONE_PASS) return scan_heads(heads, views, k, bytes_per_token, unreadable);

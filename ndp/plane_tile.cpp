@@ -130,7 +130,6 @@ ConstBytes PlaneTile::planes_verified_with(uint32_t planes) const {
 }
 
 Status PlaneTile::verify(uint32_t planes) const {
-  if (is_verified(planes)) return Status::OK;
   const Groups groups(number(), stream(0).plain_bytes);
   const uint32_t end = verified_with(planes);
   size_t at = parts_->head_bytes;
@@ -142,7 +141,6 @@ Status PlaneTile::verify(uint32_t planes) const {
       return Status::DAMAGED;
     at += bytes;
   }
-  if (is_cut()) parts_->verified_planes.store(end, std::memory_order_relaxed);
   return Status::OK;
 }
 
@@ -156,15 +154,13 @@ std::array<ConstBytes, 2> PlaneTile::rests_of_steps(uint32_t first, uint32_t end
           bytes_of(planes + 1, from.exceptions, to.exceptions - from.exceptions)};
 }
 
-ConstBytes SharedStreams::decoded(uint32_t stream, const StreamSize& size, ConstBytes coded,
-                                  StreamCoder& coder) {
+SharedStreams::Plain SharedStreams::decoded(uint32_t stream, const StreamSize& size,
+                                            ConstBytes coded, StreamCoder& coder) {
   const std::lock_guard lock(mutex_);
-  std::vector<uint8_t>& plain = streams_[stream];
-  if (!is_decoded(stream)) {
-    plain.resize(size.plain_bytes);
-    if (!coder.decode(size.codec, coded, plain)) return {};
-    decoded_.fetch_or(1u << stream, std::memory_order_relaxed);
-  }
+  if (Plain plain = streams_[stream].lock()) return plain;
+  auto plain = std::make_shared<std::vector<uint8_t>>(size.plain_bytes);
+  if (!coder.decode(size.codec, coded, *plain)) return nullptr;
+  streams_[stream] = plain;
   return plain;
 }
 
@@ -223,8 +219,10 @@ Status PlaneReader::load_one(uint32_t stream, StreamCoder& coder) {
     return Status::OK;
   }
   if (tile_.is_cut()) {
-    plain_[stream] = tile_.shared(stream, coder);
-    return plain_[stream].empty() ? Status::DAMAGED : Status::OK;
+    shared_[stream] = tile_.shared(stream, coder);
+    if (shared_[stream] == nullptr) return Status::DAMAGED;
+    plain_[stream] = *shared_[stream];
+    return Status::OK;
   }
   if (decoded_.empty()) {
     uint64_t all = 0;

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <array>
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -25,22 +24,18 @@ struct RestBegin {
   uint32_t bits = 0, exceptions = 0;
 };
 
-/// Streams of a tile of which there are cuts: coded ones are decoded once for all of them. Threads
-/// may share it.
+/// Decoded streams of a tile of which there are cuts: readers of several cuts share them, while one
+/// of them has them. Threads may share it.
 class SharedStreams {
  public:
-  /// Decodes it, if that was not done before. Empty: it is damaged.
-  compression::ConstBytes decoded(uint32_t stream, const compression::StreamSize& size,
-                                  compression::ConstBytes coded, compression::StreamCoder& coder);
-  bool is_decoded(uint32_t stream) const {
-    return (decoded_.load(std::memory_order_relaxed) >> stream & 1) != 0;
-  }
+  using Plain = std::shared_ptr<const std::vector<uint8_t>>;
+  /// Null: it is damaged.
+  Plain decoded(uint32_t stream, const compression::StreamSize& size, compression::ConstBytes coded,
+                compression::StreamCoder& coder);
 
  private:
   std::mutex mutex_;
-  /// Not changed, once a bit of decoded_ says that it is there: readers got it under the mutex.
-  std::array<std::vector<uint8_t>, compression::kMaxStreams> streams_;
-  std::atomic<uint32_t> decoded_ = 0;  // a bit for each; a note, which guards nothing
+  std::array<std::weak_ptr<const std::vector<uint8_t>>, compression::kMaxStreams> streams_;
 };
 
 /// What is read of a tile when it is opened.
@@ -58,8 +53,7 @@ struct TileParts {
   compression::CentreMaker centres;
   compression::TurningCentre centre;
   std::array<compression::ConstBytes, compression::kMaxStreams> coded;
-  mutable std::atomic<uint32_t> verified_planes = 0;  ///< for cuts; a note, which guards nothing
-  mutable SharedStreams shared;                       ///< for cuts
+  mutable SharedStreams shared;  ///< for cuts
 };
 
 /// The head of a tile, and where its streams lie: of all channels, or of some, as where the heads
@@ -83,11 +77,10 @@ class PlaneTile {
   bool is_coded(uint32_t stream) const {
     return parts_->head.streams[stream].codec >= compression::StreamCodec::LZ4;
   }
-  /// Of a cut: decodes a coded stream, unless that was done for another one; empty: it is damaged.
-  compression::ConstBytes shared(uint32_t stream, compression::StreamCoder& coder) const {
+  /// Of a cut: a coded stream, as SharedStreams has it.
+  SharedStreams::Plain shared(uint32_t stream, compression::StreamCoder& coder) const {
     return parts_->shared.decoded(stream, parts_->head.streams[stream], coded(stream), coder);
   }
-  bool was_shared(uint32_t stream) const { return is_cut() && parts_->shared.is_decoded(stream); }
   compression::ConstBytes head() const { return parts_->bytes.first(parts_->head_bytes); }
 
   /// Rows of planes: from a token to the next one; and the part with these channels.
@@ -104,12 +97,8 @@ class PlaneTile {
   void for_rows(uint32_t plane, uint32_t first, uint32_t count, const Each& each) const;
 
   /// Verifies the first planes, and those that have one checksum with them. Of a cut tile they hold
-  /// other channels too, and are verified once for all cuts. DAMAGED.
+  /// other channels too. DAMAGED.
   Status verify(uint32_t planes) const;
-  /// Whether it was for another cut.
-  bool is_verified(uint32_t planes) const {
-    return is_cut() && parts_->verified_planes.load(std::memory_order_relaxed) >= planes;
-  }
   /// How many first planes verify() reads for so many, and their bytes.
   uint32_t verified_with(uint32_t planes) const;
   compression::ConstBytes planes_verified_with(uint32_t planes) const;
@@ -156,8 +145,8 @@ class PlaneTile {
   uint32_t first_channel() const { return first_channel_; }
   /// A step is a part of a token.
   bool has_parted_tokens() const { return parts_->steps.per_token > 1; }
-  /// Calls each(stream, bytes) for the remainders and exceptions of tokens `first` to before `end`,
-  /// in whole steps.
+  /// Calls each(bytes) for the remainders and exceptions of tokens `first` to before `end`, in
+  /// whole steps.
   template <class Each>
   void for_rests(uint32_t first, uint32_t end, const Each& each) const;
 
@@ -196,8 +185,9 @@ template <class Each>
 void PlaneTile::for_rests(uint32_t first, uint32_t end, const Each& each) const {
   const uint32_t together = is_cut() && has_parted_tokens() ? 1 : end - first;
   for (uint32_t token = first; token < end; token += together) {
-    const auto parts = rests_of_steps(first_step(token), end_step(token + together - 1));
-    for (uint32_t i = 0; i < parts.size(); ++i) each(number().planes() + i, parts[i]);
+    for (const compression::ConstBytes part :
+         rests_of_steps(first_step(token), end_step(token + together - 1)))
+      each(part);
   }
 }
 
@@ -258,6 +248,11 @@ class PlaneReader {
     return decoded_.capacity() + rows_.capacity() + values_.capacity() + centre_.held_bytes() +
            (led_centre_ ? led_centre_->held_bytes() : 0);
   }
+  size_t shared_bytes() const {
+    size_t bytes = 0;
+    for (const SharedStreams::Plain& stream : shared_) bytes += stream ? stream->capacity() : 0;
+    return bytes;
+  }
 
  private:
   using Planes = std::array<const uint8_t*, compression::kMaxPlanes + 1>;
@@ -272,7 +267,8 @@ class PlaneReader {
   CentreReader centre_;
   std::optional<CentreReader> led_centre_;  // of a cut, from the lead channel or before it on
   std::array<compression::ConstBytes, compression::kMaxStreams> plain_;  // empty: not loaded
-  std::vector<uint8_t> decoded_;  // room for all coded streams
+  std::array<SharedStreams::Plain, compression::kMaxStreams> shared_;    // of a cut: coded ones
+  std::vector<uint8_t> decoded_;  // room for all coded streams, if it is no cut
   size_t decoded_bytes_ = 0;
   std::vector<uint8_t> rows_;    // of planes, of a cut
   std::vector<uint8_t> values_;  // with channels that are not of the cut

@@ -127,9 +127,9 @@ typedef struct bh_ndp_report {
   uint32_t left_out;     /**< blocks */
   uint64_t stored_bytes; /**< of the leased blocks together, with all of their layers */
   uint64_t read_bytes;   /**< bytes of them that were read, but for the first ones of blocks that no
-                              query sees. What is read again counts again: by bh_ndp_topk() for each
-                              head, when a block was left out, and of a compressed block what sinks
-                              and a window share */
+                              query sees. What is read again counts again: when a block was left
+                              out, of a compressed block what sinks and a window share, and by
+                              bh_ndp_topk() what heads share, but in one pass with tokens first */
 } bh_ndp_report;
 
 /** @}
@@ -156,8 +156,8 @@ typedef struct bh_ndp_hit {
  *     each of which counts as 256 or more
  * @param budget_bytes 0: exact. Above: from about so many bytes for each visible token, where
  *     blocks are compressed and have 256 tokens or more; scores are estimates then. The queries of
- *     a head share what is read, as many first bits of all numbers as the budget allows; with
- *     BH_NDP_FEWEST_BYTES each has the budget for itself. It changes nothing in the exceptions
+ *     a head, and with tokens first all heads, share what is read: as many first bits of all
+ *     numbers as the budget allows. With BH_NDP_FEWEST_BYTES each has the budget for itself. It changes nothing in the exceptions
  *     above, in parts of any block that have no first bits, and for queries that are not finite
  * @param hits [head][query][k], the best first; behind those that were found undefined
  * @param counts [head][query]: the number that was found; k, or of all that are visible

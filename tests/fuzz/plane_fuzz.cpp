@@ -115,6 +115,33 @@ void search(const PlaneKeys& keys, const std::vector<uint8_t>* rows, const Wante
   }
 }
 
+/// Two parts of the channels together give what each of them gives alone.
+void search_halves(const PlaneKeys& keys, const Wanted& wanted) {
+  const uint32_t middle = std::min(keys.channels() / 2, kMaxChannels);
+  const PlaneKeys parts[] = {
+      keys.head(0, middle).value(),
+      keys.head(middle, std::min(keys.channels() - middle, kMaxChannels)).value()};
+  std::vector<Queries> queries;
+  const PlaneKeys* blocks[2];
+  std::vector<HeadKeys> heads;
+  for (size_t i = 0; i < 2; ++i) {
+    const std::vector<float> values(parts[i].channels(), wanted.queries[i]);
+    queries.push_back(Queries::of(values, 1, parts[i].channels(), 0.125f, keys.number()).value());
+    blocks[i] = &parts[i];
+  }
+  for (size_t i = 0; i < 2; ++i) heads.push_back({&queries[i], {&blocks[i], 1}});
+  const auto near =
+      top_k_of_heads(heads, wanted.visible, wanted.k, wanted.bytes_per_token, wanted.reading);
+  const auto both = top_k_of_heads(heads, wanted.visible, wanted.k, {}, wanted.reading);
+  if (!near || !both) return;
+  for (size_t i = 0; i < 2; ++i) {
+    const auto one = exact_top_k(queries[i], heads[i].blocks, wanted.visible, wanted.k);
+    if (!one) continue;
+    BOWHEAD_ASSERT(one->hits[0].size() == both->hits[i][0].size());
+    BOWHEAD_ASSERT(near->hits[i][0].size() == both->hits[i][0].size());
+  }
+}
+
 void check_frame(const std::vector<uint8_t>& frame, bool encoded, const Wanted& wanted) {
   const auto info = compression::frame_info(frame);
   if (info && info->shape.size_bytes() > kMostBytes) return;
@@ -139,6 +166,7 @@ void check_frame(const std::vector<uint8_t>& frame, bool encoded, const Wanted& 
   const PlaneKeys head =
       keys->head(first, std::min({wanted.channels, shape.channels - first, kMaxChannels})).value();
   search(head, encoded ? &rows : nullptr, wanted);
+  if (shape.channels > 1) search_halves(*keys, wanted);
 }
 
 /// {number format, channels, rotary, profile}, then values.

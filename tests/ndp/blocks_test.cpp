@@ -450,27 +450,6 @@ TEST(BytesRead, OfHeadsSideBySideAreWithinOneBudget) {
   EXPECT_GT(found_best[RowOrder::TOKENS_FIRST], found_best[RowOrder::HEADS_FIRST] * 9 / 10);
 }
 
-/// More keys than are searched at once.
-TEST(ManyBlocks, AreSearchedInGroups) {
-  const KvLayout layout = keys_of_heads(8, RowOrder::TOKENS_FIRST);
-  Sequence sequence(layout, 1);
-  for (int i = 0; i < 4; ++i) sequence.add(5500, i != 2);
-  const auto values = random_values(size_t{2} * 64, 1);
-  const Visible most{10, 21'000, 5};
-  const auto found = top_k({sequence.blocks(), 0, 3, 2}, {values, 1, 1, most}, 50);
-  ASSERT_TRUE(found);
-  for (uint32_t head = 0; head < 2; ++head) {
-    const auto query =
-        Queries::of(std::span(values).subspan(size_t{head} * 64, 64), 1, 64, 1, NumberFormat::BF16);
-    auto best = TopK::of(1, 50).value();
-    ASSERT_TRUE(best.add(*query, sequence.keys(0, 3 + head), most));
-    ASSERT_EQ(found->hits[head].size(), 50u);
-    for (size_t i = 0; i < 50; ++i)
-      EXPECT_NEAR(found->hits[head][i].score, best.hits(0)[i].score, 0.05);
-    EXPECT_EQ(found->hits[head][0].token, best.hits(0)[0].token);
-  }
-}
-
 TEST(BytesRead, AreThoseOfTheRowsThatAreGathered) {
   const KvLayout layout = pairs_layout(NumberFormat::BF16, 1, 2, 64);
   Sequence sequence(layout, 1);

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -302,26 +303,150 @@ TEST_P(PlaneKeysTest, FindTheBestOfAHead) {
   }
 }
 
-/// Planes hold all heads: searches of one after the other verify them once, and find damage in all.
-TEST(PlaneSearch, VerifiesPlanesOnceForAllHeads) {
+/// Heads of frames whose tokens have them side by side, with a query each.
+class SideBySide {
+ public:
+  SideBySide(const compression::Shape& shape, std::vector<std::vector<uint8_t>> frames,
+             const std::vector<Head>& heads)
+      : frames_(std::move(frames)) {
+    std::vector<PlaneKeys> whole;
+    for (size_t b = 0; b < frames_.size(); ++b)
+      whole.push_back(
+          PlaneKeys::open(frames_[b], 0, static_cast<uint32_t>(b) * shape.tokens).value());
+    for (const Head& head : heads) {
+      auto& keys = keys_.emplace_back();
+      auto& blocks = blocks_.emplace_back();
+      for (const PlaneKeys& all : whole)
+        keys.push_back(all.head(head.first, head.channels).value());
+      for (const PlaneKeys& one : keys) blocks.push_back(&one);
+      queries_.push_back(Queries::of(random_queries(1, head.channels, 1 + head.first), 1,
+                                     head.channels, 1, shape.number)
+                             .value());
+    }
+  }
+  std::vector<ndp::HeadKeys> heads() const {
+    std::vector<ndp::HeadKeys> heads;
+    for (size_t i = 0; i < keys_.size(); ++i) heads.push_back({&queries_[i], blocks_[i]});
+    return heads;
+  }
+  Result<ndp::HeadsAnswer> search(std::optional<double> budget, Reading reading, uint32_t k) const {
+    return top_k_of_heads(heads(), {}, k, budget, reading);
+  }
+  /// One by one.
+  PlaneAnswer exactly(size_t head, uint32_t k) const {
+    return exact_top_k(queries_[head], blocks_[head], {}, k).value();
+  }
+
+ private:
+  std::vector<std::vector<uint8_t>> frames_;
+  std::vector<std::vector<PlaneKeys>> keys_;
+  std::vector<std::vector<const PlaneKeys*>> blocks_;
+  std::vector<Queries> queries_;
+};
+
+/// Planes hold all heads: they are read and counted once, and damage of one is met by all.
+TEST(Heads, ReadOnceWhatTheyShare) {
   const compression::Shape shape{NumberFormat::BF16, 1, 100, 2048, {}};
   auto frame = encode(shape, make_tensor(shape, Content::NORMAL, 1), Profile::FAST);
-  const auto values = random_queries(1, 64, 1);
-  const auto queries = Queries::of(values, 1, 64, 1, NumberFormat::BF16).value();
-  const auto search = [&](const PlaneKeys& keys, uint32_t head) {
-    const PlaneKeys some = keys.head(head * 64, 64).value();
-    const PlaneKeys* block = &some;
-    return exact_top_k(queries, std::span(&block, 1), {}, 4);
-  };
-  const auto keys = PlaneKeys::open(frame, 0, 0).value();
-  const uint64_t first = search(keys, 3)->bytes_read[0], next = search(keys, 4)->bytes_read[0];
-  EXPECT_GT(first, 2 * next);
-  EXPECT_GT(next, 2u * 64 * 100);  // planes that are not coded
+  std::vector<Head> heads;
+  for (uint32_t first = 0; first < shape.channels; first += 64) heads.push_back({first, 64});
+  const SideBySide all(shape, {frame}, heads);
+  const auto answer = all.search({}, Reading::ONE_PASS, 4);
+  ASSERT_TRUE(answer);
+  EXPECT_LE(answer->bytes_read, frame.size());
+  for (size_t head = 0; head < heads.size(); ++head)
+    EXPECT_EQ(answer->hits[head], all.exactly(head, 4).hits);
+  EXPECT_EQ(all.search({}, Reading::FEWEST_BYTES, 4)->hits, answer->hits);
 
-  // A bit of another head than is searched.
+  const auto keys = PlaneKeys::open(frame, 0, 0).value();
   const PlaneKeys::Tile& tile = keys.tiles()[0];
   frame[tile.begin + tile.planes->head().size() + 200] ^= 1;
-  EXPECT_EQ(search(PlaneKeys::open(frame, 0, 0).value(), 0).status(), Status::DAMAGED);
+  const SideBySide first(shape, {frame}, {heads[0]});
+  EXPECT_EQ(first.search({}, Reading::ONE_PASS, 4).status(), Status::DAMAGED);
+}
+
+/// A head that begins in a byte of the rows has no bounds, and neither has one of zeros: others
+/// are searched beside it, whichever comes first.
+TEST(Heads, WithAndWithoutBoundsAreSearchedTogether) {
+  for (const bool zeros : {false, true}) {
+    const uint32_t channels = zeros ? 16 : 12;
+    const compression::Shape shape{NumberFormat::BF16, 1, 300, 3 * channels, {}};
+    auto values = make_tensor(shape, Content::NORMAL, 1);
+    for (size_t i = 0; zeros && i < values.size(); ++i) {
+      if (i / 2 % shape.channels / channels == 1) values[i] = 0;
+    }
+    const auto frame = encode(shape, values, Profile::FAST);
+    std::vector<Head> heads = {{0, channels}, {channels, channels}, {2 * channels, channels}};
+    do {
+      const SideBySide all(shape, {frame, frame}, heads);
+      for (const Reading reading : kReadings) {
+        const auto exact = all.search({}, reading, 20);
+        ASSERT_TRUE(exact) << exact.error().message();
+        for (size_t head = 0; head < 3; ++head)
+          EXPECT_EQ(exact->hits[head], all.exactly(head, 20).hits);
+        const auto near = all.search(4.0, reading, 20);
+        ASSERT_TRUE(near) << near.error().message();
+        for (size_t head = 0; head < 3; ++head) EXPECT_EQ(near->hits[head][0].size(), 20u);
+      }
+    } while (std::next_permutation(heads.begin(), heads.end(),
+                                   [](const Head& a, const Head& b) { return a.first < b.first; }));
+  }
+}
+
+/// One head of zeros, as where models are padded, costs the others nothing.
+TEST(Heads, OfZerosKeepToTheBudget) {
+  const compression::Shape shape{NumberFormat::BF16, 1, 512, 1024, {}};
+  auto values = make_tensor(shape, Content::NORMAL, 1);
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (i / 2 % shape.channels / 64 == 3) values[i] = 0;
+  }
+  std::vector<Head> heads;
+  for (uint32_t first = 0; first < shape.channels; first += 64) heads.push_back({first, 64});
+  const SideBySide all(shape, {encode(shape, values, Profile::FAST)}, heads);
+  const double budget = 3.0 / 8 * 64;
+  const auto near = all.search(budget, Reading::ONE_PASS, 16);
+  ASSERT_TRUE(near);
+  EXPECT_LE(static_cast<double>(near->bytes_read), budget * shape.tokens * 16);
+}
+
+/// The answer and its bytes are those of the keys, not of searches before it.
+TEST(Heads, AreSearchedAgainWithTheSameAnswer) {
+  const compression::Shape shape{NumberFormat::BF16, 1, 300, 256, {}};
+  const auto frame = encode(shape, make_tensor(shape, Content::NORMAL, 1), Profile::FAST);
+  const SideBySide all(shape, {frame}, {{0, 64}, {64, 64}, {128, 64}});
+  for (const std::optional<double> budget : {std::optional<double>(), std::optional(20.0)}) {
+    const auto first = all.search(budget, Reading::ONE_PASS, 16);
+    const auto keys = PlaneKeys::open(frame, 0, 0).value().head(192, 64).value();
+    (void)all.exactly(1, 300);
+    const auto again = all.search(budget, Reading::ONE_PASS, 16);
+    ASSERT_TRUE(first && again);
+    EXPECT_EQ(first->hits, again->hits);
+    EXPECT_EQ(first->bytes_read, again->bytes_read);
+  }
+}
+
+TEST(Heads, OfUnlikeFramesAreRefused) {
+  const compression::Shape shape{NumberFormat::BF16, 1, 300, 128, {}};
+  const auto values = make_tensor(shape, Content::NORMAL, 1);
+  const auto frame = encode(shape, values, Profile::FAST), other = frame;
+  const auto head_of = [](const std::vector<uint8_t>& of, uint32_t token, const Views& views = {}) {
+    return PlaneKeys::open(of, 0, token, views).value().head(0, 64).value();
+  };
+  const auto queries = Queries::of(random_queries(1, 64, 1), 1, 64, 1, NumberFormat::BF16).value();
+  const PlaneKeys keys = head_of(frame, 0);
+  const PlaneKeys* block = &keys;
+  const ndp::HeadKeys first{&queries, {&block, 1}};
+  const auto refused = [&](const PlaneKeys& second) {
+    const PlaneKeys* its_block = &second;
+    const ndp::HeadKeys both[] = {first, {&queries, {&its_block, 1}}};
+    return top_k_of_heads(both, {}, 4, {}, Reading::ONE_PASS).status() == Status::INVALID_ARGUMENT;
+  };
+  EXPECT_FALSE(refused(head_of(frame, 0)));
+  EXPECT_TRUE(refused(head_of(other, 0)));
+  EXPECT_TRUE(refused(head_of(frame, 1)));
+  const ndp::HeadKeys none[] = {first, {&queries, {}}};
+  EXPECT_EQ(top_k_of_heads(none, {}, 4, {}, Reading::ONE_PASS).status(), Status::INVALID_ARGUMENT);
+  EXPECT_TRUE(top_k_of_heads({}, {}, 4, {}, Reading::ONE_PASS)->hits.empty());
 }
 
 /// Ties at every depth: each key several times, also in other tiles and frames.
@@ -656,7 +781,7 @@ TEST(PlaneSearch, KeepsToABudgetForOneHeadOfMany) {
   for (const Reading reading : kReadings) {
     const PlaneKeys keys = PlaneKeys::open(frame, 0, 0).value().head(256, 128).value();
     const PlaneKeys* block = &keys;
-    uint64_t heads = sizeof(bh_frame_header);
+    uint64_t heads = keys.head_bytes();
     for (const PlaneKeys::Tile& tile : keys.tiles()) heads += tile.planes->head().size() + 128;
     constexpr uint64_t kLine = 64;  // that a row of a plane takes
     for (const uint64_t planes : {3, 8}) {

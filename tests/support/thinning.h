@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tests that search thousands of seeds or points for what no sanitizer sees take every n-th of them
-// where AddressSanitizer makes each ten times as slow: it looks for faults that the others show too.
+// Tests that try thousands of seeds or points, for what no sanitizer sees, take every n-th of them
+// where AddressSanitizer makes each ten times as slow: its own faults show in these too.
 #pragma once
 
 #include <cstdint>
