@@ -157,8 +157,9 @@ typedef struct bh_ndp_hit {
  * @param budget_bytes 0: exact. Above: from about so many bytes for each visible token, where
  *     blocks are compressed and have 256 tokens or more; scores are estimates then. The queries of
  *     a head, and with tokens first all heads, share what is read: as many first bits of all
- *     numbers as the budget allows. With BH_NDP_FEWEST_BYTES each has the budget for itself. It changes nothing in the exceptions
- *     above, in parts of any block that have no first bits, and for queries that are not finite
+ *     numbers as the budget allows. With BH_NDP_FEWEST_BYTES each has the budget for itself. It
+ *     changes nothing in the exceptions above, in parts of any block that have no first bits, and
+ *     for queries that are not finite
  * @param hits [head][query][k], the best first; behind those that were found undefined
  * @param counts [head][query]: the number that was found; k, or of all that are visible
  * @param report may be NULL
