@@ -68,7 +68,8 @@ typedef struct bh_kv_layout {
   uint16_t rotary_first;            /* first channel of a key that is rotated */
   uint16_t rotary_channels;         /* number of rotated channels, even */
   uint64_t rotary_base_thousandths; /* of the base, such as 500,000,000: the first pair turns by 1
-                                       radian a token, pair i by base^(-2 i / rotary_channels) */
+                                       radian a token, pair i by base^(-2 i / rotary_channels). Also
+                                       where a model scales slow pairs (Llama 3, YaRN) */
   /* The block's share of the model, for tensor or pipeline parallel ranks: layers
    * first_layer to first_layer + layers - 1 of model_layers, heads likewise. 0 in all: all. */
   uint16_t first_layer;
