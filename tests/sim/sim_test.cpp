@@ -14,7 +14,7 @@
 namespace bowhead::sim {
 namespace {
 
-constexpr uint64_t kSeedsPerTest = 1000 / test::kThinning;
+constexpr uint64_t kSeedsPerTest = 1000;
 constexpr uint64_t kSeedsPerPlant = 20000;  // every change of the pool moves the seeds
 constexpr uint64_t kSeedsPerHarmless = 100;
 
@@ -51,7 +51,7 @@ TEST_P(Seeds, Pass) {
   EXPECT_GT(counts.left, kSeedsPerTest);
 }
 
-INSTANTIATE_TEST_SUITE_P(Ordinary, Seeds, testing::Range<uint64_t>(0, 20));
+INSTANTIATE_TEST_SUITE_P(Ordinary, Seeds, testing::Range<uint64_t>(0, 20 / test::kThinning));
 
 /// The same while sets of media come and go.
 class Growing : public testing::TestWithParam<uint64_t> {};
@@ -71,7 +71,7 @@ TEST_P(Growing, Pass) {
     EXPECT_GT(count, kSeedsPerTest / 4);
 }
 
-INSTANTIATE_TEST_SUITE_P(Sets, Growing, testing::Range<uint64_t>(0, 4));
+INSTANTIATE_TEST_SUITE_P(Sets, Growing, testing::Range<uint64_t>(0, 4 / test::kThinning));
 
 // ---- a run is a function of its seed ----
 
