@@ -42,6 +42,7 @@ struct Shape {
 
   uint64_t row_bytes() const { return uint64_t{channels} * element_bytes(number); }
   uint64_t size_bytes() const { return outer * tokens * row_bytes(); }
+  bool operator==(const Shape&) const = default;
 };
 
 enum class Profile : uint8_t {

@@ -30,11 +30,6 @@ Error refuse(std::span<const StoredBlock> blocks, size_t block, const std::strin
   return refuse(fmt::format("{}: {}", name_of(blocks, block), why));
 }
 
-bool same(const Shape& a, const Shape& b) {
-  return a.number == b.number && a.outer == b.outer && a.tokens == b.tokens &&
-         a.channels == b.channels && a.rotary == b.rotary;
-}
-
 Result<void> check_layout_of(const HeadsOfBlocks& heads) {
   const auto unsupported = [](std::string why) {
     return Error{Status::NOT_SUPPORTED, std::move(why)};
@@ -196,7 +191,7 @@ class Blocks {
       if (!wanted)
         return Error{wanted.status(), fmt::format("{}: {}", name(i), wanted.error().detail)};
       const auto info = compression::frame_info(frame(i));
-      const bool fits = info && same(info->shape, *wanted);
+      const bool fits = info && info->shape == *wanted;
       if (fits) {
         const auto tiling =
             compression::tiling_of(wanted->outer, wanted->tokens, info->tile_tokens);

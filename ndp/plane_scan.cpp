@@ -291,9 +291,9 @@ class Scan {
   Shared& shared_;
   uint32_t channels_ = 0, padded_ = 0;
   std::vector<std::vector<uint32_t>> batches_;
-  std::vector<Part> parts_;             // by piece
-  std::vector<const PlaneKeys*> keys_;  // by block
-  std::vector<uint8_t> wanted_;         // by token: bits of the queries whose candidate it is
+  std::vector<Part> parts_;                       // by piece
+  const std::span<const PlaneKeys* const> keys_;  // by block
+  std::vector<uint8_t> wanted_;  // by token: bits of the queries whose candidate it is
 
   // Of the queries that are searched together.
   std::span<const uint32_t> which_;
@@ -337,7 +337,7 @@ Scan::Scan(const HeadKeys& head, const Views& views, uint32_t k, Shared& shared)
       shared_(shared),
       channels_(queries_.channels()),
       padded_(padded_channels(channels_)),
-      keys_(head.blocks.begin(), head.blocks.end()),
+      keys_(head.blocks),
       wanted_(shared.tokens),
       numbers_(size_t{kProductQueries} * padded_),
       scales_(padded_ + 64),
@@ -418,7 +418,7 @@ void Scan::finish(std::vector<std::vector<Hit>>& of_queries) {
       hits.resize(k_);
     }
     std::sort(hits.begin(), hits.end(), better);
-    of_queries[which_[lane]] = hits;
+    of_queries[which_[lane]] = std::move(hits);
   }
 }
 

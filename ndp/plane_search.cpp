@@ -822,12 +822,11 @@ Result<void> check_budget(std::optional<double> bytes_per_token) {
                fmt::format("{} bytes for each token: give a number above 0", *bytes_per_token)};
 }
 
+/// Of valid input.
 Result<PlaneAnswer> search_one(const HeadKeys& head, const Views& views, uint32_t k,
                                std::optional<double> bytes_per_token, Reading reading,
                                UnreadableKeys* unreadable) {
   const Queries& queries = *head.queries;
-  if (auto good = check(queries, head.blocks, views, k); !good) return good.error();
-  if (auto good = check_budget(bytes_per_token); !good) return good.error();
   if (reading == Reading::ONE_PASS) {
     auto all = scan_heads({&head, 1}, views, k, bytes_per_token, unreadable);
     if (!all) return all.error();
@@ -862,6 +861,7 @@ bool are_alike(const HeadKeys& a, const HeadKeys& b) {
 Result<PlaneAnswer> exact_top_k(const Queries& queries, std::span<const PlaneKeys* const> blocks,
                                 const Views& views, uint32_t k, Reading reading,
                                 UnreadableKeys* unreadable) {
+  if (auto good = check(queries, blocks, views, k); !good) return good.error();
   return search_one({&queries, blocks}, views, k, std::nullopt, reading, unreadable);
 }
 
@@ -869,6 +869,8 @@ Result<PlaneAnswer> approximate_top_k(const Queries& queries,
                                       std::span<const PlaneKeys* const> blocks, const Views& views,
                                       uint32_t k, double bytes_per_token, Reading reading,
                                       UnreadableKeys* unreadable) {
+  if (auto good = check(queries, blocks, views, k); !good) return good.error();
+  if (auto good = check_budget(bytes_per_token); !good) return good.error();
   return search_one({&queries, blocks}, views, k, bytes_per_token, reading, unreadable);
 }
 

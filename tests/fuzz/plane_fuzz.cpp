@@ -74,6 +74,10 @@ std::vector<Hit> best_of_rows(const PlaneKeys& keys, const std::vector<uint8_t>&
   return hits;
 }
 
+bool same_hit(const Hit& a, const Hit& b) {
+  return a.token == b.token && (a.score == b.score || (std::isnan(a.score) && std::isnan(b.score)));
+}
+
 /// `rows`: the decoded keys, which the search must find the best of; none if no encoder wrote the
 /// frame: then any hits will do.
 void search(const PlaneKeys& keys, const std::vector<uint8_t>* rows, const Wanted& wanted) {
@@ -97,13 +101,8 @@ void search(const PlaneKeys& keys, const std::vector<uint8_t>* rows, const Wante
   for (uint32_t q = 0; q < wanted.query_count; ++q) {
     std::vector<Hit> right;
     if (rows != nullptr) right = best_of_rows(keys, *rows, queries, q, wanted);
-    BOWHEAD_ASSERT(rows == nullptr ||
-                   std::equal(right.begin(), right.end(), exact->hits[q].begin(),
-                              exact->hits[q].end(), [](const Hit& a, const Hit& b) {
-                                return a.token == b.token &&
-                                       (a.score == b.score ||
-                                        (std::isnan(a.score) && std::isnan(b.score)));
-                              }));
+    BOWHEAD_ASSERT(rows == nullptr || std::equal(right.begin(), right.end(), exact->hits[q].begin(),
+                                                 exact->hits[q].end(), same_hit));
     std::set<uint32_t> tokens;
     for (const Hit& hit : near->hits[q]) {
       BOWHEAD_ASSERT(wanted.visible.has(hit.token));
@@ -116,7 +115,7 @@ void search(const PlaneKeys& keys, const std::vector<uint8_t>* rows, const Wante
 }
 
 /// Two parts of the channels together give what each of them gives alone.
-void search_halves(const PlaneKeys& keys, const Wanted& wanted) {
+void search_halves(const PlaneKeys& keys, bool encoded, const Wanted& wanted) {
   const uint32_t middle = std::min(keys.channels() / 2, kMaxChannels);
   const PlaneKeys parts[] = {
       keys.head(0, middle).value(),
@@ -133,12 +132,14 @@ void search_halves(const PlaneKeys& keys, const Wanted& wanted) {
   const auto near =
       top_k_of_heads(heads, wanted.visible, wanted.k, wanted.bytes_per_token, wanted.reading);
   const auto both = top_k_of_heads(heads, wanted.visible, wanted.k, {}, wanted.reading);
+  BOWHEAD_ASSERT(!encoded || (near && both));
   if (!near || !both) return;
   for (size_t i = 0; i < 2; ++i) {
+    const std::vector<Hit>& hits = both->hits[i][0];
+    BOWHEAD_ASSERT(near->hits[i][0].size() == hits.size());
     const auto one = exact_top_k(queries[i], heads[i].blocks, wanted.visible, wanted.k);
-    if (!one) continue;
-    BOWHEAD_ASSERT(one->hits[0].size() == both->hits[i][0].size());
-    BOWHEAD_ASSERT(near->hits[i][0].size() == both->hits[i][0].size());
+    BOWHEAD_ASSERT(!encoded || (one && std::equal(hits.begin(), hits.end(), one->hits[0].begin(),
+                                                  one->hits[0].end(), same_hit)));
   }
 }
 
@@ -166,7 +167,7 @@ void check_frame(const std::vector<uint8_t>& frame, bool encoded, const Wanted& 
   const PlaneKeys head =
       keys->head(first, std::min({wanted.channels, shape.channels - first, kMaxChannels})).value();
   search(head, encoded ? &rows : nullptr, wanted);
-  if (shape.channels > 1) search_halves(*keys, wanted);
+  if (shape.channels > 1) search_halves(*keys, encoded, wanted);
 }
 
 /// {number format, channels, rotary, profile}, then values.
