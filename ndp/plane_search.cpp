@@ -751,7 +751,7 @@ Status Search::approximate(double bytes_per_token) {
   scaled_ = true;
   if (const Status status = open(); status != Status::OK) return status;
   const auto budget =
-      static_cast<uint64_t>(std::min(bytes_per_token * static_cast<double>(seen_.size()), 0x1p62));
+      static_cast<uint64_t>(std::min(bytes_per_token, 0x1p30) * static_cast<double>(seen_.size()));
   for (uint32_t first = 0; first < queries_.count(); first += kBatch) {
     begin(first, std::min(kBatch, queries_.count() - first));
     if (const Status status = read_first_planes(scaled_ ? 1 : kFirstPlanes); status != Status::OK)
@@ -847,7 +847,7 @@ bool are_alike(const PlaneKeys& a, const PlaneKeys& b) {
            x.opened == y.opened;
   };
   return a.frame().data() == b.frame().data() && a.frame().size() == b.frame().size() &&
-         a.outer() == b.outer() && a.first_token() == b.first_token() &&
+         a.shape() == b.shape() && a.outer() == b.outer() && a.first_token() == b.first_token() &&
          std::equal(a.tiles().begin(), a.tiles().end(), b.tiles().begin(), b.tiles().end(),
                     same_tile);
 }

@@ -814,6 +814,20 @@ TEST(PlaneSearch, KeepsToABudgetInShortTiles) {
   }
 }
 
+TEST(PlaneSearch, TakesABudgetWithoutEndWhereNothingIsSeen) {
+  const compression::Shape shape{NumberFormat::BF16, 1, 100, 64, {}};
+  const auto frame = encode(shape, make_tensor(shape, Content::NORMAL, 1), Profile::FAST);
+  const PlaneKeys keys = PlaneKeys::open(frame, 0, 0).value();
+  const PlaneKeys* block = &keys;
+  const auto queries = Queries::of(random_queries(1, 64, 1), 1, 64, 1, NumberFormat::BF16).value();
+  for (const Reading reading : kReadings) {
+    const auto none = approximate_top_k(queries, std::span(&block, 1), Visible{0, 0, 0}, 4,
+                                        std::numeric_limits<double>::infinity(), reading);
+    ASSERT_TRUE(none);
+    EXPECT_TRUE(none->hits[0].empty());
+  }
+}
+
 TEST(PlaneSearch, SaysThatAFrameIsOfANewerVersion) {
   const compression::Shape shape{NumberFormat::BF16, 1, 100, 64, {}};
   auto frame = encode(shape, make_tensor(shape, Content::NORMAL, 1), Profile::FAST);
