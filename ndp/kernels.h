@@ -56,6 +56,13 @@ struct Kernels {
   /// sums[i * kProductQueries + q] = sum over channels of query q * row i. The caller sees to
   /// it that no sum of sizes of products exceeds 31 bits.
   void (*products)(const Products& in, int32_t* sums);
+  /// Adds to counts[q] how many of so many rows of sums, as products() writes them, are cuts[q] or
+  /// more.
+  void (*count_reaching)(const int32_t* sums, size_t rows, const int32_t* cuts, int32_t* counts);
+  /// The numbers of the rows in which the sum of some query is its cut or more; returns how many.
+  /// `reaching` has room for all.
+  uint32_t (*rows_reaching)(const int32_t* sums, uint32_t rows, const int32_t* cuts,
+                            uint32_t* reaching);
   /// sums[i * kProductQueries + q] = sum over channels, in their order and each product exact, of
   /// queries[channel * kProductQueries + q] * row i: of kExactRows rows one behind the other, which
   /// like the queries are floats.

@@ -23,6 +23,8 @@
 namespace bowhead::ndp {
 namespace {
 
+bool any_of(Integers lanes) { return !_mm256_testz_si256(__m256i(lanes), __m256i(lanes)); }
+
 /// Queries as pairs of channels, which one instruction multiplies: [pair][query].
 BOWHEAD_INLINE void lay_in_pairs(const Products& in, uint32_t (*pairs)[kProductQueries]) {
   for (uint32_t q = 0; q < kProductQueries; ++q) {
@@ -64,8 +66,9 @@ void products(const Products& in, int32_t* sums) {
 
 }  // namespace
 
-const Kernels kKernelsAvx2 = {"avx2", score, weigh,    largest, exponentials, soft_cap,
-                              select, dots,  products, exact,   bounds};
+const Kernels kKernelsAvx2 = {"avx2",        score,  weigh, largest,  exponentials,
+                              soft_cap,      select, dots,  products, count_reaching,
+                              rows_reaching, exact,  bounds};
 
 }  // namespace bowhead::ndp
 

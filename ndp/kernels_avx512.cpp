@@ -1051,6 +1051,29 @@ void exact(const double* queries, const double* rows, uint32_t channels, double*
   for (uint32_t i = 0; i < kExactRows; ++i) _mm512_storeu_pd(sums + size_t{i} * 8, all[i]);
 }
 
+void count_reaching(const int32_t* sums, size_t rows, const int32_t* cuts, int32_t* counts) {
+  static_assert(kProductQueries == 8);
+  const __m256i cut = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(cuts));
+  __m256i all = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(counts));
+  for (size_t i = 0; i < rows; ++i) {
+    const __m256i row = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(sums + i * 8));
+    all = _mm256_sub_epi32(all, _mm256_movm_epi32(_mm256_cmpge_epi32_mask(row, cut)));
+  }
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(counts), all);
+}
+
+uint32_t rows_reaching(const int32_t* sums, uint32_t rows, const int32_t* cuts,
+                       uint32_t* reaching) {
+  const __m256i cut = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(cuts));
+  uint32_t taken = 0;
+  for (uint32_t i = 0; i < rows; ++i) {
+    const __m256i row = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(sums + size_t{i} * 8));
+    reaching[taken] = i;
+    taken += _mm256_cmpge_epi32_mask(row, cut) != 0;
+  }
+  return taken;
+}
+
 BOWHEAD_INLINE __m512 floats_of_bf16(__m256i words) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
 }
@@ -1094,8 +1117,9 @@ void bounds(const Rows& keys, uint32_t first, uint32_t count, float* least, floa
 
 }  // namespace
 
-const Kernels kKernelsAvx512 = {"avx512", score, weigh,    largest, exponentials, soft_cap,
-                                select,   dots,  products, exact,   bounds};
+const Kernels kKernelsAvx512 = {"avx512",      score,  weigh, largest,  exponentials,
+                                soft_cap,      select, dots,  products, count_reaching,
+                                rows_reaching, exact,  bounds};
 
 }  // namespace bowhead::ndp
 

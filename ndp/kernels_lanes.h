@@ -289,6 +289,41 @@ void dots(const float* query, const int16_t* rows, uint32_t count, uint32_t chan
   }
 }
 
+// ---- sums that reach cuts ----
+
+/// Defined by the including file: whether a lane is not zero.
+BOWHEAD_INLINE bool any_of(Integers lanes);
+
+constexpr uint32_t kSumParts = kProductQueries / kLanes;
+
+void count_reaching(const int32_t* sums, size_t rows, const int32_t* cuts, int32_t* counts) {
+  Integers cut[kSumParts], all[kSumParts];
+  memcpy(cut, cuts, sizeof cut);
+  memcpy(all, counts, sizeof all);
+  for (size_t i = 0; i < rows; ++i, sums += kProductQueries) {
+#pragma GCC unroll 2
+    for (uint32_t part = 0; part < kSumParts; ++part)
+      all[part] -= load<Integers>(sums + part * kLanes) >= cut[part];
+  }
+  memcpy(counts, all, sizeof all);
+}
+
+uint32_t rows_reaching(const int32_t* sums, uint32_t rows, const int32_t* cuts,
+                       uint32_t* reaching) {
+  Integers cut[kSumParts];
+  memcpy(cut, cuts, sizeof cut);
+  uint32_t taken = 0;
+  for (uint32_t i = 0; i < rows; ++i, sums += kProductQueries) {
+    Integers over = {};
+#pragma GCC unroll 2
+    for (uint32_t part = 0; part < kSumParts; ++part)
+      over |= load<Integers>(sums + part * kLanes) >= cut[part];
+    reaching[taken] = i;
+    taken += any_of(over);
+  }
+  return taken;
+}
+
 typedef double Doubles __attribute__((vector_size(BOWHEAD_VECTOR_BYTES)));
 
 void exact(const double* queries, const double* rows, uint32_t channels, double* sums) {

@@ -14,6 +14,12 @@
 namespace bowhead::ndp {
 namespace {
 
+bool any_of(Integers lanes) {
+  uint64_t halves[2];
+  memcpy(halves, &lanes, sizeof halves);
+  return (halves[0] | halves[1]) != 0;
+}
+
 BOWHEAD_INLINE Words whole(const int16_t* at) {
   return Words(__builtin_convertvector(load<Shorts>(at), Integers));
 }
@@ -38,7 +44,8 @@ void products(const Products& in, int32_t* sums) {
 
 }  // namespace
 
-const Kernels kKernelsNeon = {"neon", score, weigh,    largest, exponentials, soft_cap,
-                              select, dots,  products, exact,   bounds};
+const Kernels kKernelsNeon = {"neon",        score,  weigh, largest,  exponentials,
+                              soft_cap,      select, dots,  products, count_reaching,
+                              rows_reaching, exact,  bounds};
 
 }  // namespace bowhead::ndp

@@ -88,6 +88,28 @@ void products(const Products& in, int32_t* sums) {
   }
 }
 
+bool reaches(const int32_t* row, const int32_t* cuts) {
+  for (uint32_t q = 0; q < kProductQueries; ++q) {
+    if (row[q] >= cuts[q]) return true;
+  }
+  return false;
+}
+
+void count_reaching(const int32_t* sums, size_t rows, const int32_t* cuts, int32_t* counts) {
+  for (size_t i = 0; i < rows; ++i, sums += kProductQueries) {
+    for (uint32_t q = 0; q < kProductQueries; ++q) counts[q] += sums[q] >= cuts[q];
+  }
+}
+
+uint32_t rows_reaching(const int32_t* sums, uint32_t rows, const int32_t* cuts,
+                       uint32_t* reaching) {
+  uint32_t taken = 0;
+  for (uint32_t i = 0; i < rows; ++i, sums += kProductQueries) {
+    if (reaches(sums, cuts)) reaching[taken++] = i;
+  }
+  return taken;
+}
+
 void exact(const double* queries, const double* rows, uint32_t channels, double* sums) {
   std::fill_n(sums, kExactRows * kProductQueries, 0.0);
   for (uint32_t i = 0; i < kExactRows; ++i, rows += channels, sums += kProductQueries) {
@@ -116,7 +138,8 @@ void bounds(const Rows& keys, uint32_t first, uint32_t count, float* least, floa
 
 }  // namespace
 
-const Kernels kKernelsScalar = {"scalar", score, weigh,    largest, exponentials, soft_cap,
-                                select,   dots,  products, exact,   bounds};
+const Kernels kKernelsScalar = {"scalar",      score,  weigh, largest,  exponentials,
+                                soft_cap,      select, dots,  products, count_reaching,
+                                rows_reaching, exact,  bounds};
 
 }  // namespace bowhead::ndp

@@ -35,6 +35,8 @@ constexpr size_t kKeptBytes = size_t{32} << 20;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 /// One number of each query.
 using QueryLanes = std::array<double, kProductQueries>;
+using QueryFloats = std::array<float, kProductQueries>;
+using QueryIntegers = std::array<int32_t, kProductQueries>;
 static_assert(sizeof(QueryLanes) == kProductQueries * sizeof(double));
 
 /// Numbers of queries, with vectors that every target has; and all of them in memory.
@@ -263,7 +265,7 @@ class Scan {
   void compare_bounds();
   void raise_least();
   void sample_lows();
-  Floats best_of_sample(uint32_t rank) const;
+  QueryFloats best_of_sample(uint32_t rank);
   void take_candidates(const Bounded& bounded, const int32_t* sums);
   void add(uint32_t lane, Candidate candidate);
   void shrink(uint32_t lane);
@@ -319,7 +321,9 @@ class Scan {
   size_t sum_tokens_ = 0;  // of them
   std::vector<Bounded> bounded_;
   Lines<float> sample_;
+  Lines<int32_t> steps_;
   size_t sample_tokens_ = 0;
+  std::vector<uint32_t> reaching_;
   std::vector<float> sorted_;
   std::vector<uint8_t> values_;
 
@@ -380,6 +384,7 @@ void Scan::begin(size_t batch) {
   sizes_by_channel_ = by_channel_;
   for (uint32_t lane = 0; lane < query_count_; ++lane) {
     candidates_[lane].clear();
+    candidates_[lane].reserve(least_candidates());
     hits_[lane].clear();
     least_[lane] = -kInfinity;
     shrink_at_[lane] = least_candidates();
@@ -526,7 +531,7 @@ void Scan::sample_lows() {
   sample_tokens_ = 0;
   const int32_t* sums = sums_.data();
   for (const Bounded& bounded : bounded_) {
-    std::array<float, kProductQueries> units, offs;
+    QueryFloats units, offs;
     for (uint32_t lane = 0; lane < kProductQueries; ++lane) {
       units[lane] = static_cast<float>(bounded.units[lane]);
       offs[lane] = static_cast<float>(bounded.offs[lane]);
@@ -545,8 +550,10 @@ void Scan::sample_lows() {
   }
 }
 
-/// Of each query a number that at least `rank` of the sample reach, and hardly more do.
-Floats Scan::best_of_sample(uint32_t rank) const {
+/// Of each query a number that at least `rank` of the sample reach, and hardly more do: in steps of
+/// the range of its visible ones.
+QueryFloats Scan::best_of_sample(uint32_t rank) {
+  constexpr int32_t kSteps = 512;
   Floats low = Floats::all(kInfinity), high = Floats::all(-kInfinity);
   for (size_t token = 0; token < sample_tokens_; ++token) {
     const Floats bounds = Floats::load(&sample_[token * kProductQueries]);
@@ -557,71 +564,78 @@ Floats Scan::best_of_sample(uint32_t rank) const {
       high.of[v] = choose(bounds.of[v] > high.of[v], bounds.of[v], high.of[v]);
     }
   }
-  const auto enough = static_cast<int32_t>(rank);
-  for (int halvings = 0; halvings < 9; ++halvings) {
-    FourFloats middle[Floats::kVectors];
-    FourIntegers counts[Floats::kVectors] = {};
-    for (uint32_t v = 0; v < Floats::kVectors; ++v)
-      middle[v] = low.of[v] + (high.of[v] - low.of[v]) * 0.5f;
-    for (size_t token = 0; token < sample_tokens_; ++token) {
-      const Floats bounds = Floats::load(&sample_[token * kProductQueries]);
-      for (uint32_t v = 0; v < Floats::kVectors; ++v) counts[v] -= bounds.of[v] >= middle[v];
-    }
-    for (uint32_t v = 0; v < Floats::kVectors; ++v) {
-      const FourIntegers good = counts[v] >= enough;
-      low.of[v] = choose(good, middle[v], low.of[v]);
-      high.of[v] = choose(good, high.of[v], middle[v]);
-    }
+  Floats step;
+  for (uint32_t v = 0; v < Floats::kVectors; ++v) {
+    step.of[v] = (high.of[v] - low.of[v]) * (1.0f / kSteps);
+    step.of[v] = choose(step.of[v] > 0, step.of[v], FourFloats{} + 1);
   }
-  return low;
+  steps_.resize(std::max(steps_.size(), sample_tokens_ * kProductQueries));
+  for (size_t token = 0; token < sample_tokens_; ++token) {
+    const Floats bounds = Floats::load(&sample_[token * kProductQueries]);
+    Integers steps;
+    for (uint32_t v = 0; v < Floats::kVectors; ++v) {
+      const FourIntegers seen = bounds.of[v] > -kInfinity;
+      const FourFloats above = choose(seen, bounds.of[v] - low.of[v], FourFloats{});
+      steps.of[v] = (__builtin_convertvector(above / step.of[v], FourIntegers) & seen) | ~seen;
+    }
+    std::memcpy(&steps_[token * kProductQueries], steps.of, sizeof steps.of);
+  }
+  QueryIntegers from{}, to;
+  to.fill(kSteps);
+  for (int32_t half = kSteps / 2; half > 0; half /= 2) {
+    QueryIntegers middle, counts{};
+    for (uint32_t lane = 0; lane < kProductQueries; ++lane)
+      middle[lane] = (from[lane] + to[lane]) / 2;
+    kernels().count_reaching(steps_.data(), sample_tokens_, middle.data(), counts.data());
+    for (uint32_t lane = 0; lane < kProductQueries; ++lane)
+      (counts[lane] >= static_cast<int32_t>(rank) ? from : to)[lane] = middle[lane];
+  }
+  QueryFloats best;
+  for (uint32_t lane = 0; lane < kProductQueries; ++lane)
+    best[lane] = low.lane(lane) + static_cast<float>(from[lane]) * step.lane(lane);
+  return best;
 }
 
 /// By the best of a sample, if at least k of all are as good.
 void Scan::raise_least() {
   if (sum_tokens_ < size_t{kStride} * k_) return;
   sample_lows();
-  const Floats best = best_of_sample(k_ * 5 / 4 / kStride + 3);
-  Integers counts{};
+  const QueryFloats best = best_of_sample(k_ * 5 / 4 / kStride + 3);
+  QueryIntegers counts{};
   const int32_t* sums = sums_.data();
   for (const Bounded& bounded : bounded_) {
-    std::array<int32_t, kProductQueries> cuts;
+    QueryIntegers cuts;
     for (uint32_t lane = 0; lane < kProductQueries; ++lane)
-      cuts[lane] = ceiling_of((static_cast<double>(best.lane(lane)) + bounded.offs[lane]) /
-                              bounded.units[lane]);
-    const Integers cut = Integers::load(cuts.data());
-    for (uint32_t i = 0; i < bounded.tokens; ++i, sums += kProductQueries) {
-      const Integers of = Integers::load(sums);
-      for (uint32_t v = 0; v < Integers::kVectors; ++v) counts.of[v] -= of.of[v] >= cut.of[v];
-    }
+      cuts[lane] =
+          ceiling_of((static_cast<double>(best[lane]) + bounded.offs[lane]) / bounded.units[lane]);
+    kernels().count_reaching(sums, bounded.tokens, cuts.data(), counts.data());
+    sums += size_t{bounded.tokens} * kProductQueries;
   }
   for (uint32_t lane = 0; lane < query_count_; ++lane) {
-    if (counts.lane(lane) >= static_cast<int32_t>(k_))
-      least_[lane] = std::max(least_[lane], answer_of(static_cast<double>(best.lane(lane))));
+    if (counts[lane] >= static_cast<int32_t>(k_))
+      least_[lane] = std::max(least_[lane], answer_of(static_cast<double>(best[lane])));
   }
 }
 
 /// Those whose upper bound is not below `least_`. Scaling and rounding never reverse the order of
 /// two numbers: what is below the float before `least_` is below it when it is rounded.
 void Scan::take_candidates(const Bounded& bounded, const int32_t* sums) {
-  std::array<int32_t, kProductQueries> cuts;
+  QueryIntegers cuts;
   cuts.fill(std::numeric_limits<int32_t>::max());
   for (uint32_t lane = 0; lane < query_count_; ++lane) {
     const auto below = static_cast<double>(std::nextafter(least_[lane], -kInfinity));
     const double high = below / static_cast<double>(queries_.scale());
     cuts[lane] = floor_of((high - bounded.offs[lane]) / bounded.units[lane]);
   }
-  const Integers cut = Integers::load(cuts.data());
-  for (uint32_t i = 0; i < bounded.tokens; ++i, sums += kProductQueries) {
-    const Integers of = Integers::load(sums);
-    FourIntegers over{};
-    for (uint32_t v = 0; v < Integers::kVectors; ++v) over |= of.of[v] >= cut.of[v];
-    uint64_t halves[2];
-    std::memcpy(halves, &over, sizeof halves);
-    if ((halves[0] | halves[1]) == 0) continue;  // most are
+  reaching_.resize(std::max<size_t>(reaching_.size(), bounded.tokens));
+  const uint32_t some =
+      kernels().rows_reaching(sums, bounded.tokens, cuts.data(), reaching_.data());
+  for (const uint32_t token : std::span(reaching_).first(some)) {
+    const int32_t* of = sums + size_t{token} * kProductQueries;
     for (uint32_t lane = 0; lane < query_count_; ++lane) {
-      if (sums[lane] >= cuts[lane])
-        add(lane, {answer_of(bounded.low(lane, sums[lane])),
-                   answer_of(bounded.high(lane, sums[lane])), bounded.tokens_at + i});
+      if (of[lane] >= cuts[lane])
+        add(lane, {answer_of(bounded.low(lane, of[lane])), answer_of(bounded.high(lane, of[lane])),
+                   bounded.tokens_at + token});
     }
   }
 }
@@ -727,6 +741,7 @@ void Scan::want_candidates() {
   std::fill(wanted_.begin(), wanted_.end(), uint8_t{0});
   for (uint32_t lane = 0; lane < query_count_; ++lane) {
     shrink(lane);
+    hits_[lane].reserve(candidates_[lane].size());
     for (const Candidate& candidate : candidates_[lane]) {
       uint8_t& wanted = wanted_[candidate.token];
       wanted = static_cast<uint8_t>(wanted | 1u << lane);
