@@ -593,12 +593,15 @@ struct FirstPlanes {
   }
   BOWHEAD_INLINE uint32_t missing() const { return number.planes() - count; }
   BOWHEAD_INLINE Words twice(size_t at, uint32_t lanes) const {
-    if (count > 5) {
+    // Loops of a constant length are unrolled: of 8 planes, as searches read, and of all.
+    if (count > 5 && count != 8) {
       const Words d = gather_differences(number, planes, at, lanes);
       return {(d.a << 1 & known) | half, (d.b << 1 & known) | half};
     }
     const U8 signs = -gather_planes(shown, 1, at, lanes);
-    const Words m = widen(gather_planes(shown + 1, count - 1, at, lanes), U8{});
+    const U8 magnitudes = count == 8 ? gather_planes(shown + 1, 7, at, lanes)
+                                     : gather_planes(shown + 1, count - 1, at, lanes);
+    const Words m = widen(magnitudes, U8{});
     const Words s = widen(signs, signs);
     return {(((m.a << 1 | 1) << missing()) ^ s.a) - s.a,
             (((m.b << 1 | 1) << missing()) ^ s.b) - s.b};
