@@ -44,11 +44,21 @@ Result<void> Attention::add(const Queries& queries, std::span<const KvSpan> span
   if (auto good = check_single(queries); !good) return good;
   if (auto good = views.check(queries_); !good) return good;
   for (size_t i = 0; i < spans.size(); ++i) {
-    if (spans[i].values.channels != channels_)
+    const Rows& values = spans[i].values;
+    if (values.all_channels() != channels_)
       return Error{Status::INVALID_ARGUMENT,
                    fmt::format("values of span {}: {} channels, while this is attention to {}", i,
-                               spans[i].values.channels, channels_)};
+                               values.all_channels(), channels_)};
+    for (const Rows* part = &values; part->more != nullptr; part = part->more) {
+      if (part->channels % 64 != 0)
+        return Error{
+            Status::INVALID_ARGUMENT,
+            fmt::format("values of span {}: a part of {} channels that is not the last one: "
+                        "give it a multiple of 64",
+                        i, part->channels)};
+    }
   }
+  tile_.resize(std::max(tile_.size(), tile_floats(queries)));
   for (size_t i = 0; i < spans.size(); ++i) {
     fetch_ahead(spans, i);
     for_tiles(
@@ -79,19 +89,40 @@ void Attention::add_tile(const Queries& queries, const KvSpan& span, uint32_t fi
     // Nothing but negative infinity so far: no weight, instead of infinity less infinity.
     weights_[q] +=
         use.exponentials(scores, std::max(largest_[q], std::numeric_limits<float>::lowest()));
-    if (span.values.scales == nullptr) continue;
-    for (uint32_t i = 0; i < count; ++i) scores[i] *= span.values.scales[first + i];
+  }
+  size_t channel = 0;
+  for (const Rows* part = &span.values; part != nullptr; part = part->more) {
+    weigh_tile(*part, position, first, count, views, &sums_[channel]);
+    channel += part->channels;
+  }
+}
+
+/// Adds values by the weights in tile_ to sums that are those of the first query.
+void Attention::weigh_tile(const Rows& values, uint32_t position, uint32_t first, uint32_t count,
+                           const Views& views, float* sums) {
+  const Kernels& use = kernels();
+  const size_t stride = padded(channels_);
+  const float* weights = tile_.data();
+  if (values.scales != nullptr) {
+    scaled_.resize(size_t{queries_} * kTileTokens);
+    for (uint32_t q = 0; q < queries_; ++q) {
+      const float* from = weights + size_t{q} * kTileTokens;
+      float* to = &scaled_[size_t{q} * kTileTokens];
+      for (uint32_t i = 0; i < count; ++i) to[i] = from[i] * values.scales[first + i];
+      std::fill(to + count, to + kTileTokens, 0.0f);
+    }
+    weights = scaled_.data();
   }
   if (views.have_all(queries_, position, count)) {
-    use.weigh(tile_.data(), queries_, span.values, first, count, sums_.data(), stride);
+    use.weigh(weights, queries_, values, first, count, sums, stride);
     return;
   }
   // Values that a query does not see may be infinite or NaN, which no weight makes zero.
   for (uint32_t q = 0; q < queries_; ++q) {
     for_visible(position, count, views.of(q), [&](uint32_t from, uint32_t some) {
-      std::array<float, kTileTokens> weights{};
-      std::copy_n(&tile_[size_t{q} * kTileTokens + from], some, weights.begin());
-      use.weigh(weights.data(), 1, span.values, first + from, some, &sums_[q * stride], stride);
+      std::array<float, kTileTokens> seen{};
+      std::copy_n(weights + size_t{q} * kTileTokens + from, some, seen.begin());
+      use.weigh(seen.data(), 1, values, first + from, some, sums + q * stride, stride);
     });
   }
 }
@@ -157,7 +188,7 @@ Result<void> add_mass(const Queries& queries, std::span<const KeySpan> spans, co
                  fmt::format("masses of {} tokens and {} log-sum-exps, while there are {} and {}",
                              mass.size(), log_sum_exps.size(), all, queries.count())};
   const Kernels& use = kernels();
-  std::vector<float> tile(size_t{queries.count()} * kTileTokens);
+  std::vector<float> tile(tile_floats(queries));
   size_t at = 0;
   for (const KeySpan& span : spans) {
     for_tiles(span.first_token, span.keys.tokens, views.any(), [&](uint32_t first, uint32_t count) {

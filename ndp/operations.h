@@ -5,7 +5,7 @@
 // compression/.
 //
 // Every operation refuses, with INVALID_ARGUMENT and a sentence that names the span, rows that
-// rows.h does not allow, keys of other channels than the queries have, views of other queries (of
+// rows.h does not allow, keys of other parts or channels than the queries have, views of other queries (of
 // sums: other answers), sums where there are none, and spans of which two hold the same token.
 // Where no token is visible there is no answer, and that is not an error.
 //
@@ -120,11 +120,13 @@ class Attention {
   Attention(uint32_t queries, uint32_t channels);
   void add_tile(const Queries& queries, const KvSpan& span, uint32_t first, uint32_t count,
                 const Views& views);
+  void weigh_tile(const Rows& values, uint32_t position, uint32_t first, uint32_t count,
+                  const Views& views, float* sums);
 
   uint32_t queries_, channels_;
   std::vector<float> largest_, weights_;  ///< by query: of the scores; sum of exp(score - largest)
   std::vector<float> sums_;               ///< [query][channels]: of values by these weights
-  std::vector<float> tile_;
+  std::vector<float> tile_, scaled_;
 };
 
 /// Adds to mass[i], for token i counted through the spans, the attention that all queries together
@@ -136,7 +138,8 @@ Result<void> add_mass(const Queries& queries, std::span<const KeySpan> spans, co
 
 /// Rows of some tokens, one behind the other, as they are: `tokens` are positions in the sequence,
 /// in any order, also more than once. INVALID_ARGUMENT also: a token that no span has; `out` is
-/// not tokens.size() rows, or the spans' rows are not of one kind and size. Scales, if `scales` is
+/// not tokens.size() rows, or the spans' rows are not of one kind and size, or come in parts: each
+/// part is gathered by itself. Scales, if `scales` is
 /// not empty: as many.
 Result<void> gather(std::span<const KeySpan> spans, std::span<const uint32_t> tokens,
                     std::span<std::byte> out, std::span<float> scales = {});

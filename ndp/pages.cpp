@@ -42,6 +42,8 @@ Result<void> gather(std::span<const KeySpan> spans, std::span<const uint32_t> to
   for (const KeySpan* span : order) {
     if (span->keys.number != order.front()->keys.number || span->keys.row_bytes() != row_bytes)
       return Error{Status::INVALID_ARGUMENT, "the spans' rows differ in kind or size"};
+    if (span->keys.more != nullptr)
+      return Error{Status::INVALID_ARGUMENT, "rows in parts: gather each part by itself"};
   }
   if (out.size() != tokens.size() * row_bytes ||
       (!scales.empty() && scales.size() != tokens.size()))
@@ -73,15 +75,17 @@ Result<void> gather(std::span<const KeySpan> spans, std::span<const uint32_t> to
 Result<Digests> digest(const KeySpan& span, uint32_t page_tokens) {
   if (auto good = check_spans(std::span(&span, 1), nullptr); !good) return good.error();
   if (page_tokens == 0) return Error{Status::INVALID_ARGUMENT, "digests of pages of no token"};
-  Digests digests{span.first_token, span.keys.tokens, page_tokens, span.keys.channels, {}, {}};
+  const uint32_t channels = span.keys.all_channels();
+  Digests digests{span.first_token, span.keys.tokens, page_tokens, channels, {}, {}};
   const size_t all = size_t{digests.pages()} * digests.channels;
   digests.least.resize(all);
   digests.largest.resize(all);
   for (uint32_t page = 0; page < digests.pages(); ++page) {
     const uint32_t first = page * page_tokens,
                    count = std::min(page_tokens, digests.tokens - first);
-    const size_t at = size_t{page} * digests.channels;
-    kernels().bounds(span.keys, first, count, &digests.least[at], &digests.largest[at]);
+    size_t at = size_t{page} * channels;
+    for (const Rows* part = &span.keys; part != nullptr; at += part->channels, part = part->more)
+      kernels().bounds(*part, first, count, &digests.least[at], &digests.largest[at]);
   }
   return digests;
 }
@@ -89,10 +93,15 @@ Result<Digests> digest(const KeySpan& span, uint32_t page_tokens) {
 namespace {
 
 /// No score in the page is higher, except by rounding of either.
-float bound_of(const float* query, const float* least, const float* largest, uint32_t channels) {
+float bound_of(const Queries& queries, uint32_t q, const float* least, const float* largest) {
   float bound = 0;
-  for (uint32_t c = 0; c < channels; ++c) {
-    if (query[c] != 0) bound += query[c] * (query[c] > 0 ? largest[c] : least[c]);
+  for (const Queries* part = &queries; part != nullptr; part = part->more()) {
+    const float* query = part->floats(q);
+    for (uint32_t c = 0; c < part->channels(); ++c) {
+      if (query[c] != 0) bound += query[c] * (query[c] > 0 ? largest[c] : least[c]);
+    }
+    least += part->channels();
+    largest += part->channels();
   }
   return std::isnan(bound) ? std::numeric_limits<float>::infinity() : bound;
 }
@@ -108,12 +117,13 @@ Result<std::vector<Hit>> select_pages(const Queries& queries, std::span<const Di
   for (size_t i = 0; i < digests.size(); ++i) {
     const Digests& d = digests[i];
     const size_t all = d.page_tokens == 0 ? 0 : size_t{d.pages()} * d.channels;
-    if (d.channels != queries.channels() || d.page_tokens == 0 || d.least.size() != all ||
+    if (d.channels != queries.all_channels() || d.page_tokens == 0 || d.least.size() != all ||
         d.largest.size() != all)
-      return Error{Status::INVALID_ARGUMENT,
-                   fmt::format("digests {}: {} bounds of pages of {} tokens and {} channels, while "
-                               "the queries have {} channels",
-                               i, d.least.size(), d.page_tokens, d.channels, queries.channels())};
+      return Error{
+          Status::INVALID_ARGUMENT,
+          fmt::format("digests {}: {} bounds of pages of {} tokens and {} channels, while "
+                      "the queries have {} channels",
+                      i, d.least.size(), d.page_tokens, d.channels, queries.all_channels())};
     for (uint32_t page = 0; page < d.pages(); ++page) {
       const uint32_t first = d.first_token + page * d.page_tokens;
       const uint32_t tokens = std::min(d.page_tokens, d.tokens - page * d.page_tokens);
@@ -123,8 +133,7 @@ Result<std::vector<Hit>> select_pages(const Queries& queries, std::span<const Di
         if (!views.of(q).has_some(first, tokens)) continue;
         seen = true;
         const size_t at = size_t{page} * d.channels;
-        most =
-            std::max(most, bound_of(queries.floats(q), &d.least[at], &d.largest[at], d.channels));
+        most = std::max(most, bound_of(queries, q, &d.least[at], &d.largest[at]));
       }
       if (seen) hits.push_back({most * queries.scale(), first});
     }

@@ -772,6 +772,7 @@ Result<void> check(const Queries& queries, std::span<const PlaneKeys* const> blo
   };
   if (k == 0 || k > TopK::kMaxK)
     return refuse(fmt::format("the {} best keys: 1 to {} are possible", k, TopK::kMaxK));
+  if (queries.more() != nullptr) return refuse("queries of rows in parts: frames have rows in one");
   std::vector<HeldTokens> held;
   for (size_t b = 0; b < blocks.size(); ++b) {
     const PlaneKeys& keys = *blocks[b];

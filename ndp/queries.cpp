@@ -70,6 +70,35 @@ Result<Queries> Queries::of(std::span<const float> values, uint32_t count, uint3
   return queries;
 }
 
+Result<Queries> Queries::with(const Queries& more) const {
+  const auto refuse = [](std::string why) {
+    return Error{Status::INVALID_ARGUMENT, std::move(why)};
+  };
+  if (more.count_ != count_)
+    return refuse(
+        fmt::format("queries of rows in parts: {} of the first channels, {} of the others", count_,
+                    more.count_));
+  if (more.scale_ != scale_ || more.soft_cap_ != soft_cap_)
+    return refuse(
+        fmt::format("queries of rows in parts: scores times {} and {}, capped at {} and "
+                    "{}: give all parts the same",
+                    scale_, more.scale_, soft_cap_, more.soft_cap_));
+  if (are_summed() || more.are_summed())
+    return refuse("queries of rows in parts: sum them when all parts are together");
+  if (more_ != nullptr)
+    return refuse(
+        "queries of rows in parts: the first ones have more channels already: begin with "
+        "the last two parts");
+  if (channels_ + more.all_channels() > kMaxChannels)
+    return refuse(
+        fmt::format("queries of rows in parts: {} channels together, up to {} are possible",
+                    channels_ + more.all_channels(), kMaxChannels));
+  Queries queries = *this;
+  queries.more_ = std::make_shared<const Queries>(more);
+  for (uint32_t q = 0; q < count_; ++q) queries.finite_[q] = finite_[q] && more.finite_[q];
+  return queries;
+}
+
 Result<Queries> Queries::summed(std::span<const float> weights, uint32_t group,
                                 bool rectified) const {
   if (group == 0 || count_ % group != 0 || weights.size() != count_)
@@ -91,8 +120,9 @@ Queries Queries::some(std::span<const uint32_t> which) const {
   std::vector<float> values;
   for (const uint32_t query : which)
     values.insert(values.end(), floats(query), floats(query) + channels_);
-  return of(values, static_cast<uint32_t>(which.size()), channels_, scale_, keys_, soft_cap_)
-      .value();
+  Queries queries =
+      of(values, static_cast<uint32_t>(which.size()), channels_, scale_, keys_, soft_cap_).value();
+  return more_ == nullptr ? queries : queries.with(more_->some(which)).value();
 }
 
 void Queries::set_floats() {

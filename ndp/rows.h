@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -25,6 +26,10 @@ inline constexpr uint32_t kMaxChannels = 1024;
 inline constexpr uint32_t kMaxQueries = 1024;
 
 /// Keys or values of one head: tokens of a span, one row each.
+///
+/// Rows may come in parts: each has some channels, of a kind, in a place and with scales of its own,
+/// as keys of latent attention whose latent is fp8, with a scale for each 128 channels, and whose
+/// rotary channels are bf16. Values in parts: all parts but the last have a multiple of 64 channels.
 struct Rows {
   NumberFormat number = NumberFormat::BF16;  ///< any but BYTES
   uint32_t channels = 0;                     ///< 1 to kMaxChannels in operations
@@ -32,14 +37,22 @@ struct Rows {
   const void* data = nullptr;     ///< of the first token; aligned to anything
   size_t stride_bytes = 0;        ///< from token to token, at least a row
   const float* scales = nullptr;  ///< by token: the factor of its numbers; null: 1
+  const Rows* more = nullptr;     ///< the channels after these, of the same tokens; null: none
 
+  /// Of all parts.
+  uint32_t all_channels() const {
+    uint32_t all = 0;
+    for (const Rows* part = this; part != nullptr; part = part->more) all += part->channels;
+    return all;
+  }
+  /// Of this part.
   size_t row_bytes() const { return size_t{channels} * element_bytes(number); }
   const uint8_t* row(uint32_t token) const {
     return static_cast<const uint8_t*>(data) + size_t{token} * stride_bytes;
   }
 };
 
-/// Some channels of rows: a head among others.
+/// Some channels of rows in one part: a head among others.
 inline Rows some_channels(Rows rows, uint32_t first, uint32_t channels) {
   rows.data = rows.row(0) + size_t{first} * element_bytes(rows.number);
   rows.channels = channels;
@@ -132,6 +145,11 @@ class Queries {
   static Result<Queries> of(std::span<const float> values, uint32_t count, uint32_t channels,
                             float scale, NumberFormat keys, float soft_cap = 0);
 
+  /// The queries of rows in parts: these are for the first channels, `more` for Rows::more.
+  /// INVALID_ARGUMENT: `more` differs in number, scale or cap, one of them is summed, these have
+  /// more already, together they have more than kMaxChannels.
+  Result<Queries> with(const Queries& more) const;
+
   /// The same queries, of which each `group` has one answer: the sum of weight * score, or, if
   /// `rectified`, of weight * max(score, 0), as indexers of sparse attention choose tokens. For
   /// score() and TopK. INVALID_ARGUMENT: `count()` is no multiple of `group`; not as many weights
@@ -145,14 +163,19 @@ class Queries {
   Queries some(std::span<const uint32_t> which) const;
 
   uint32_t count() const { return count_; }
+  /// Of the first part, as keys(), floats() and what is for kernels.
   uint32_t channels() const { return channels_; }
+  const Queries* more() const { return more_.get(); }
+  uint32_t all_channels() const {
+    return channels_ + (more_ == nullptr ? 0 : more_->all_channels());
+  }
   float scale() const { return scale_; }
   float soft_cap() const { return soft_cap_; }
   std::span<const float> weights() const { return weights_; }
   uint32_t group() const { return group_; }
   bool are_rectified() const { return rectified_; }
   NumberFormat keys() const { return keys_; }
-  /// All of its numbers are. Others have scores that no bound holds for.
+  /// All of its numbers are, in all parts. Others have scores that no bound holds for.
   bool is_finite(uint32_t query) const { return finite_[query]; }
 
   // ---- for kernels ----
@@ -201,6 +224,7 @@ class Queries {
   NumberFormat keys_ = NumberFormat::BF16;
   uint32_t group_ = 1;
   bool rectified_ = false;
+  std::shared_ptr<const Queries> more_;
   std::vector<bool> finite_;    // by query
   std::vector<float> weights_;  // of the scores of a group; empty: they are not summed
   std::vector<float> floats_, factors_;

@@ -37,7 +37,7 @@ Result<void> score(const Queries& queries, std::span<const KeySpan> spans, const
                  fmt::format("room for {} scores, while {} queries of {} tokens have {}",
                              scores.size(), queries.answers(), all, all * queries.answers())};
   std::fill(scores.begin(), scores.end(), kNever);
-  std::vector<float> tile(size_t{queries.count()} * kTileTokens);
+  std::vector<float> tile(tile_floats(queries));
   size_t at = 0;
   for (size_t i = 0; i < spans.size(); ++i) {
     const KeySpan& span = spans[i];
@@ -94,7 +94,7 @@ Result<void> TopK::add(const Queries& queries, std::span<const KeySpan> spans, c
                                                        queries.answers(), best_.size())};
   if (auto good = check_spans(spans, &queries); !good) return good;
   if (auto good = views.check(queries.answers()); !good) return good;
-  scores_.resize(std::max(scores_.size(), size_t{queries.count()} * kTileTokens));
+  scores_.resize(std::max(scores_.size(), tile_floats(queries)));
   const Kernels& use = kernels();
   for (size_t i = 0; i < spans.size(); ++i) {
     const KeySpan& span = spans[i];
@@ -103,7 +103,7 @@ Result<void> TopK::add(const Queries& queries, std::span<const KeySpan> spans, c
       if (queries.are_summed())
         score_tile(queries, views.any(), span.first_token, span.keys, first, count, scores_.data());
       else
-        use.score(queries, span.keys, first, count, scores_.data());
+        score_rows(queries, span.keys, first, count, scores_.data());
       const uint32_t position = span.first_token + first;
       for (uint32_t q = 0; q < queries.answers(); ++q) {
         Best& best = best_[q];

@@ -10,7 +10,7 @@ namespace bowhead::ndp {
 
 namespace {
 
-Result<void> check_rows(const Rows& rows, const char* what, size_t span, const Queries* queries) {
+Result<void> check_part(const Rows& rows, const char* what, size_t span, const Queries* queries) {
   const auto refuse = [&](const std::string& why) {
     return Error{Status::INVALID_ARGUMENT, fmt::format("{} of span {}: {}", what, span, why)};
   };
@@ -30,6 +30,31 @@ Result<void> check_rows(const Rows& rows, const char* what, size_t span, const Q
   if (rows.stride_bytes < rows.row_bytes())
     return refuse(fmt::format("rows of {} bytes overlap at a stride of {}", rows.row_bytes(),
                               rows.stride_bytes));
+  return {};
+}
+
+/// In any number of parts.
+Result<void> check_rows(const Rows& rows, const char* what, size_t span, const Queries* queries) {
+  const auto refuse = [&](const std::string& why) {
+    return Error{Status::INVALID_ARGUMENT, fmt::format("{} of span {}: {}", what, span, why)};
+  };
+  const bool for_queries = queries != nullptr;
+  uint32_t all = 0;
+  for (const Rows* part = &rows; part != nullptr; part = part->more) {
+    if (auto good = check_part(*part, what, span, queries); !good) return good;
+    if (part->tokens != rows.tokens)
+      return refuse(
+          fmt::format("a part has {} tokens, and the first one {}", part->tokens, rows.tokens));
+    all += part->channels;
+    if (all > kMaxChannels)
+      return refuse(
+          fmt::format("parts of {} channels together: up to {} are possible", all, kMaxChannels));
+    if (!for_queries) continue;
+    queries = queries->more();
+    if ((queries == nullptr) != (part->more == nullptr))
+      return refuse(fmt::format("they come in {} parts than the queries",
+                                queries == nullptr ? "more" : "fewer"));
+  }
   return {};
 }
 
@@ -86,10 +111,27 @@ void sum_groups(const Queries& queries, float* scores) {
 
 }  // namespace
 
+size_t tile_floats(const Queries& queries) {
+  return size_t{queries.count()} * kTileTokens * (queries.more() == nullptr ? 1 : 2);
+}
+
+void score_rows(const Queries& queries, const Rows& keys, uint32_t first, uint32_t count,
+                float* scores) {
+  const Kernels& use = kernels();
+  use.score(queries, keys, first, count, scores);
+  const size_t all = size_t{queries.count()} * kTileTokens;
+  float* of_part = scores + all;
+  const Rows* rows = keys.more;
+  for (const Queries* of = queries.more(); of != nullptr; of = of->more(), rows = rows->more) {
+    use.score(*of, *rows, first, count, of_part);
+    for (size_t i = 0; i < all; ++i) scores[i] += of_part[i];
+  }
+}
+
 void score_tile(const Queries& queries, const Views& views, uint32_t first_token, const Rows& keys,
                 uint32_t first, uint32_t count, float* scores) {
   const Kernels& use = kernels();
-  use.score(queries, keys, first, count, scores);
+  score_rows(queries, keys, first, count, scores);
   for (uint32_t q = 0; queries.soft_cap() != 0 && q < queries.count(); ++q)
     use.soft_cap(scores + size_t{q} * kTileTokens, queries.soft_cap());
   if (queries.are_summed()) sum_groups(queries, scores);
@@ -103,6 +145,7 @@ void score_tile(const Queries& queries, const Views& views, uint32_t first_token
 }
 
 void fetch_ahead(const Rows& rows) {
+  if (rows.more != nullptr) fetch_ahead(*rows.more);
   constexpr size_t kMostBytes = 8192;
   const size_t bytes = rows.tokens * rows.stride_bytes;
   if (bytes > kMostBytes) return;

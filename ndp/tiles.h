@@ -74,10 +74,14 @@ void for_tiles(uint32_t first_token, uint32_t tokens, const Visible& visible, co
   });
 }
 
+/// Space for the scores of a tile.
+size_t tile_floats(const Queries& queries);
+/// scores[q * kTileTokens + i]: of query q and token first + i of a span, without a soft cap.
+void score_rows(const Queries& queries, const Rows& keys, uint32_t first, uint32_t count,
+                float* scores);
 /// scores[a * kTileTokens + i]: of answer a and token first + i of a span, with the soft cap; that
 /// of no token where the answer's view does not have it, and for i from `count` to before
 /// kTileTokens.
-/// Space for a tile of every query.
 void score_tile(const Queries& queries, const Views& views, uint32_t first_token, const Rows& keys,
                 uint32_t first, uint32_t count, float* scores);
 

@@ -4,9 +4,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <span>
 
 #include "base/random.h"
 #include "ndp/kernels.h"
@@ -26,10 +28,18 @@ OracleVisible as_oracle(const Visible& visible) {
 
 /// The tolerance of operations.h, plus the loss where numbers are denormal.
 double error_of_score(const Problem& p, uint32_t q, uint32_t token) {
-  const bool whole = p.shape().number == NumberFormat::INT8;
-  return ndp::kScoreTolerance *
-             oracle_reach(p.query(q), p.sequence().keys[token], p.scale(), whole) +
-         1e-30;
+  std::vector<Part> parts = {{p.shape().number, p.shape().key_channels, false}};
+  parts.insert(parts.end(), p.shape().more_keys.begin(), p.shape().more_keys.end());
+  double reach = 0;
+  auto query = p.query(q).begin();
+  auto key = p.sequence().keys[token].begin();
+  for (const Part& part : parts) {
+    reach += oracle_reach({query, query + part.channels}, {key, key + part.channels}, p.scale(),
+                          part.number == NumberFormat::INT8);
+    query += part.channels;
+    key += part.channels;
+  }
+  return ndp::kScoreTolerance * reach + 1e-30;
 }
 
 /// The first half of the spans, and the others.
@@ -158,7 +168,7 @@ std::string compare(const Problem& p, const Views& views, const ndp::Attention& 
           std::abs(lse - want.log_sum_exp) <=
               ndp::kExpTolerance * std::max(1.0, std::abs(want.log_sum_exp)) + error))
       return fmt::format("{}: log-sum-exp {} of query {}, not {}", what, lse, q, want.log_sum_exp);
-    std::vector<float> output(p.shape().value_channels);
+    std::vector<float> output(p.shape().all_value_channels());
     if (attention.output(q, output) != Status::OK) return "no output";
     for (uint32_t c = 0; c < output.size(); ++c) {
       const double most = (ndp::kWeightTolerance + 2 * error) * want.reach[c] + 1e-30;
@@ -204,7 +214,7 @@ std::string check_mass(const Problem& p, const Views& views, const ndp::Attentio
 
 std::string check_attention(const Problem& p, const Views& views) {
   const auto queries = p.queries();
-  auto whole = ndp::Attention::of(queries.count(), p.shape().value_channels).value();
+  auto whole = ndp::Attention::of(queries.count(), p.shape().all_value_channels()).value();
   auto first = whole, second = whole, remote = whole;
   const auto parts = halves(p.spans());
   for (const auto& done :
@@ -212,11 +222,11 @@ std::string check_attention(const Problem& p, const Views& views) {
         second.add(queries, parts.second, views)}) {
     if (!done) return "attention: " + done.error().message();
   }
-  std::vector<float> outputs(size_t{queries.count()} * p.shape().value_channels), lse;
+  std::vector<float> outputs(size_t{queries.count()} * p.shape().all_value_channels()), lse;
   for (uint32_t q = 0; q < queries.count(); ++q) {
     const std::span<float> all(outputs);
-    if (first.output(q, all.subspan(q * p.shape().value_channels, p.shape().value_channels)) !=
-        Status::OK)
+    if (first.output(q, all.subspan(q * p.shape().all_value_channels(),
+                                    p.shape().all_value_channels())) != Status::OK)
       return "no output";
     lse.push_back(first.log_sum_exp(q));
   }
@@ -289,6 +299,42 @@ std::string check_dots(uint32_t channels, uint64_t seed) {
   return "";
 }
 
+namespace {
+
+/// Of rows of sums: with cuts at sums, below all and above all.
+std::string check_reaching(std::span<const int32_t> sums, Random& random) {
+  constexpr uint32_t kQueries = ndp::kProductQueries;
+  const auto rows = static_cast<uint32_t>(sums.size() / kQueries);
+  std::array<int32_t, kQueries> cuts, counts, wanted_counts;
+  for (uint32_t q = 0; q < kQueries; ++q) {
+    const uint64_t row = random.below(rows + 2);
+    cuts[q] = row < rows    ? sums[row * kQueries + q]
+              : row == rows ? std::numeric_limits<int32_t>::min()
+                            : std::numeric_limits<int32_t>::max();
+    counts[q] = wanted_counts[q] = static_cast<int32_t>(random.below(100));
+  }
+  std::vector<uint32_t> reaching(rows), wanted;
+  for (uint32_t i = 0; i < rows; ++i) {
+    bool some = false;
+    for (uint32_t q = 0; q < kQueries; ++q) {
+      const bool reaches = sums[size_t{i} * kQueries + q] >= cuts[q];
+      wanted_counts[q] += reaches;
+      some |= reaches;
+    }
+    if (some) wanted.push_back(i);
+  }
+  ndp::kernels().count_reaching(sums.data(), rows, cuts.data(), counts.data());
+  reaching.resize(ndp::kernels().rows_reaching(sums.data(), rows, cuts.data(), reaching.data()));
+  if (counts != wanted_counts)
+    return fmt::format("{} sums of each query: wrong counts of those that reach a cut", rows);
+  if (reaching != wanted)
+    return fmt::format("{} of {} rows reach a cut, and not {}", reaching.size(), rows,
+                       wanted.size());
+  return "";
+}
+
+}  // namespace
+
 std::string check_products(uint32_t channels, uint64_t seed) {
   constexpr uint32_t kRows = 9, kQueries = ndp::kProductQueries;
   Random random(seed);
@@ -312,6 +358,10 @@ std::string check_products(uint32_t channels, uint64_t seed) {
         return fmt::format("{} channels: the product of row {} and query {} is {} and not {}",
                            channels, i, q, sums[size_t{i} * kQueries + q], sum);
     }
+  }
+  for (uint32_t some = 0; some <= kRows; ++some) {
+    const std::string fault = check_reaching(std::span(sums).first(some * kQueries), random);
+    if (!fault.empty()) return fault;
   }
   return "";
 }

@@ -43,6 +43,32 @@ TEST(Operations, SumRows) {
   }
 }
 
+/// A latent of fp8 with a scale for each 128 channels, and rotary channels of bf16; and others.
+TEST(Operations, OfRowsInParts) {
+  using enum NumberFormat;
+  const Shape of_a_latent{
+      .number = FP8_E4M3,
+      .queries = 16,
+      .key_channels = 128,
+      .value_channels = 128,
+      .tokens = 130,
+      .latent = true,
+      .with_scales = true,
+      .more_keys = {{FP8_E4M3, 128, true},
+                    {FP8_E4M3, 128, true},
+                    {FP8_E4M3, 128, true},
+                    {BF16, 64, false}},
+      .more_values = {{FP8_E4M3, 128, true}, {FP8_E4M3, 128, true}, {FP8_E4M3, 128, true}}};
+  for (uint64_t seed = 1; seed <= 3; ++seed) ASSERT_EQ(check_all(of_a_latent, seed), "");
+  for (Shape shape : shapes_to_check(7)) {
+    shape.latent = false;
+    shape.value_channels = (shape.value_channels + 63) / 64 * 64;
+    shape.more_keys = {{INT8, 24, true}, {FP16, 1, false}, {shape.number, 65, shape.with_scales}};
+    shape.more_values = {{INT8, 64, true}, {FP8_E5M2, 7, false}};
+    ASSERT_EQ(check_all(shape, 2), "");
+  }
+}
+
 TEST(Operations, OfLatentAttention) {
   const Shape shape{
       .queries = 16, .key_channels = 576, .value_channels = 512, .tokens = 130, .latent = true};
@@ -565,6 +591,61 @@ TEST(Wrong, IsRefusedAndNamed) {
     EXPECT_EQ(best.add(queries, spans, {}).status(), Status::INVALID_ARGUMENT);
     EXPECT_TRUE(best.hits(0).empty());
   }
+}
+
+TEST(Wrong, PartsAreRefused) {
+  const std::vector<uint16_t> data(64 * 10);
+  const std::vector<float> query(1000, 1);
+  const auto queries_of = [&](uint32_t count, uint32_t channels, float scale = 1, float cap = 0) {
+    return Queries::of(std::span(query).first(size_t{count} * channels), count, channels, scale,
+                       NumberFormat::BF16, cap)
+        .value();
+  };
+  const Queries one = queries_of(1, 64), two = one.with(one).value();
+  const Rows last{NumberFormat::BF16, 64, 10, data.data(), 128};
+  Rows first = last;
+  first.more = &last;
+  std::vector<float> scores(10);
+  const auto says = [&](const Queries& queries, const Rows& keys) {
+    const KeySpan span{0, keys};
+    const auto done = ndp::score(queries, {&span, 1}, {}, scores);
+    auto best = TopK::of(1, 1).value();
+    EXPECT_EQ(best.add(queries, {&span, 1}, {}).status(), done.status());
+    return done ? "" : done.error().detail;
+  };
+  const auto expect = [](const std::string& text, const char* part) {
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  };
+  EXPECT_EQ(says(two, first), "");
+  expect(says(one, first), "come in more parts");
+  expect(says(two, last), "come in fewer parts");
+  Rows shorter = last, more = first, endless = last;
+  shorter.tokens = 9;
+  more.more = &shorter;
+  expect(says(two, more), "a part has 9 tokens, and the first one 10");
+  endless.more = &endless;
+  const KeySpan span{0, endless};
+  expect(ndp::digest(span, 16).error().detail, "parts of 1088 channels together");
+  const KeySpan in_parts{0, first};
+  std::vector<std::byte> row(128);
+  const uint32_t token = 1;
+  expect(ndp::gather({&in_parts, 1}, {&token, 1}, row).error().detail, "gather each part");
+  // Values: sums of the parts lie side by side.
+  Rows narrow = first;
+  narrow.channels = 63;
+  const ndp::KvSpan values{0, last, narrow};
+  auto attention = ndp::Attention::of(1, 127).value();
+  expect(attention.add(one, {&values, 1}, {}).error().detail, "a part of 63 channels");
+  expect(ndp::exact_top_k(two, {}, {}, 1).error().detail, "rows in parts");
+  // Queries.
+  const std::vector<float> weights(2, 1);
+  const Queries pair = queries_of(2, 8), sums = pair.summed(weights, 2, false).value();
+  expect(one.with(pair).error().detail, "1 of the first channels, 2 of the others");
+  expect(one.with(queries_of(1, 8, 2)).error().detail, "times 1 and 2");
+  expect(one.with(queries_of(1, 8, 1, 30)).error().detail, "capped at 0 and 30");
+  expect(pair.with(sums).error().detail, "sum them");
+  expect(two.with(one).error().detail, "begin with the last two");
+  expect(one.with(queries_of(1, 961)).error().detail, "1025 channels together");
 }
 
 TEST(Wrong, SizesAreRefused) {

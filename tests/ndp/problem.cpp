@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <optional>
 
 namespace bowhead::test {
 namespace {
@@ -42,10 +43,10 @@ uint32_t bits_of(NumberFormat number, double value) {
 }  // namespace
 
 Problem::Problem(const Shape& shape, uint64_t seed)
-    : shape_(shape), random_(seed), scale_(1 / std::sqrt(shape.key_channels)) {
+    : shape_(shape), random_(seed), scale_(1 / std::sqrt(shape.all_key_channels())) {
   for (uint32_t q = 0; q < shape.queries; ++q) {
     std::vector<double>& query = queries_.emplace_back();
-    for (uint32_t c = 0; c < shape.key_channels; ++c) {
+    for (uint32_t c = 0; c < shape.all_key_channels(); ++c) {
       const auto value = static_cast<float>(normal(random_) * 2);
       query.push_back(
           shape.float_queries ? value : oracle_value("bf16", std::bit_cast<uint32_t>(value) >> 16));
@@ -54,8 +55,9 @@ Problem::Problem(const Shape& shape, uint64_t seed)
   for (uint32_t token = 0; token < shape.tokens;) {
     const auto some = static_cast<uint32_t>(
         std::min<uint64_t>(1 + random_.below(shape.most_in_a_span), shape.tokens - token));
-    ndp::KvSpan span{token, make_rows(some, shape.key_channels), {}};
-    span.values = shape.latent ? span.keys : make_rows(some, shape.value_channels);
+    ndp::KvSpan span{token, make_parts(some, shape.key_channels, shape.more_keys), {}};
+    span.values = shape.latent ? first_parts(span.keys, shape.more_values.size())
+                               : make_parts(some, shape.value_channels, shape.more_values);
     span.values.channels = shape.value_channels;
     spans_.push_back(span);
     token += some;
@@ -64,9 +66,27 @@ Problem::Problem(const Shape& shape, uint64_t seed)
   see();
 }
 
+ndp::Rows Problem::make_parts(uint32_t tokens, uint32_t channels, const std::vector<Part>& more) {
+  ndp::Rows rows = make_rows(tokens, {shape_.number, channels, shape_.with_scales});
+  const ndp::Rows* behind = nullptr;
+  for (size_t part = more.size(); part > 0; --part) {
+    ndp::Rows of = make_rows(tokens, more[part - 1]);
+    of.more = behind;
+    behind = keep(of);
+  }
+  rows.more = behind;
+  return rows;
+}
+
+/// The first part of keys, and so many more.
+ndp::Rows Problem::first_parts(ndp::Rows keys, size_t more) {
+  keys.more = more == 0 ? nullptr : keep(first_parts(*keys.more, more - 1));
+  return keys;
+}
+
 /// With gaps between rows, and exactly the bytes of the rows: sanitizers find reads past the end.
-ndp::Rows Problem::make_rows(uint32_t tokens, uint32_t channels) {
-  ndp::Rows rows{shape_.number, channels, tokens, nullptr, 0, nullptr};
+ndp::Rows Problem::make_rows(uint32_t tokens, const Part& part) {
+  ndp::Rows rows{part.number, part.channels, tokens, nullptr, 0, nullptr};
   const uint64_t gaps = random_.below(3);
   rows.stride_bytes = rows.row_bytes() + gaps * random_.below(40);
   const size_t before = random_.below(64);
@@ -74,16 +94,16 @@ ndp::Rows Problem::make_rows(uint32_t tokens, uint32_t channels) {
   auto& bytes = bytes_.emplace_back(std::make_unique<uint8_t[]>(all));
   for (size_t i = 0; i < all; ++i) bytes[i] = 0xFF;  // NaN between the rows
   rows.data = bytes.get() + before;
-  const uint32_t element = element_bytes(shape_.number);
+  const uint32_t element = element_bytes(part.number);
   for (uint32_t token = 0; token < tokens; ++token) {
-    for (uint32_t c = 0; c < channels; ++c) {
+    for (uint32_t c = 0; c < part.channels; ++c) {
       // Some far smaller: denormals of the small formats.
       const double factor = random_.below(8) == 0 ? 0.01 : 1;
-      const uint32_t bits = bits_of(shape_.number, normal(random_) * factor);
+      const uint32_t bits = bits_of(part.number, normal(random_) * factor);
       std::memcpy(const_cast<uint8_t*>(rows.row(token)) + size_t{c} * element, &bits, element);
     }
   }
-  if (!shape_.with_scales) return rows;
+  if (!part.with_scales) return rows;
   auto& scales = scales_.emplace_back(std::make_unique<float[]>(tokens));
   for (uint32_t token = 0; token < tokens; ++token)
     scales[token] = static_cast<float>(0.01 + uniform(random_));
@@ -93,18 +113,20 @@ ndp::Rows Problem::make_rows(uint32_t tokens, uint32_t channels) {
 
 std::vector<double> Problem::values_of(const ndp::Rows& rows, uint32_t token) const {
   std::vector<double> values;
-  const uint32_t element = element_bytes(rows.number);
-  for (uint32_t c = 0; c < rows.channels; ++c) {
-    uint32_t bits = 0;
-    std::memcpy(&bits, rows.row(token) + size_t{c} * element, element);
-    values.push_back(oracle_value(number_name(rows.number), bits) *
-                     (rows.scales == nullptr ? 1.0 : rows.scales[token]));
+  for (const ndp::Rows* part = &rows; part != nullptr; part = part->more) {
+    const uint32_t element = element_bytes(part->number);
+    for (uint32_t c = 0; c < part->channels; ++c) {
+      uint32_t bits = 0;
+      std::memcpy(&bits, part->row(token) + size_t{c} * element, element);
+      values.push_back(oracle_value(number_name(part->number), bits) *
+                       (part->scales == nullptr ? 1.0 : part->scales[token]));
+    }
   }
   return values;
 }
 
 void Problem::see() {
-  sequence_ = {shape_.key_channels, shape_.value_channels, {}, {}};
+  sequence_ = {shape_.all_key_channels(), shape_.all_value_channels(), {}, {}};
   sequence_.keys.resize(shape_.tokens);
   sequence_.values.resize(shape_.tokens);
   for (const ndp::KvSpan& span : spans_) {
@@ -122,11 +144,24 @@ std::vector<ndp::KeySpan> Problem::key_spans() const {
 }
 
 ndp::Queries Problem::queries() const {
-  std::vector<float> all;
-  for (const auto& query : queries_) all.insert(all.end(), query.begin(), query.end());
-  return ndp::Queries::of(all, shape_.queries, shape_.key_channels, static_cast<float>(scale_),
-                          shape_.number, shape_.soft_cap)
-      .value();
+  const auto of_part = [&](uint32_t first, uint32_t channels, NumberFormat number) {
+    std::vector<float> all;
+    for (const auto& query : queries_)
+      all.insert(all.end(), query.begin() + first, query.begin() + first + channels);
+    return ndp::Queries::of(all, shape_.queries, channels, static_cast<float>(scale_), number,
+                            shape_.soft_cap)
+        .value();
+  };
+  std::optional<ndp::Queries> more;
+  uint32_t end = shape_.all_key_channels();
+  for (size_t part = shape_.more_keys.size(); part > 0; --part) {
+    const Part& of = shape_.more_keys[part - 1];
+    end -= of.channels;
+    const ndp::Queries queries = of_part(end, of.channels, of.number);
+    more = more ? queries.with(*more).value() : queries;
+  }
+  const ndp::Queries queries = of_part(0, shape_.key_channels, shape_.number);
+  return more ? queries.with(*more).value() : queries;
 }
 
 void Problem::set_key(uint32_t token, uint32_t channel, uint32_t bits) {
