@@ -70,7 +70,8 @@ struct BlocksRead {
   /// Of the blocks, as they are stored, but for the first bytes of blocks that no query sees. What
   /// is read again counts again: when a block was left out, of a frame what sinks and a window
   /// share, and by top_k() what heads share that are not searched together: as each has its own
-  /// rows, or a query that is not finite, or as the fewest bytes are read.
+  /// rows, or a query that is not finite, or they have more than kTokensAtOnce tokens, or as the
+  /// fewest bytes are read.
   uint64_t bytes = 0;
 };
 

@@ -8,6 +8,7 @@
 #include <bit>
 #include <cmath>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <numeric>
 #include <optional>
@@ -841,6 +842,27 @@ Result<PlaneAnswer> search_one(const HeadKeys& head, const Views& views, uint32_
   });
 }
 
+/// In one pass any number of heads, else one.
+Result<HeadsAnswer> search_some(std::span<const HeadKeys> heads, const Views& views, uint32_t k,
+                                std::optional<double> bytes_per_token, Reading reading,
+                                UnreadableKeys* unreadable) {
+  if (reading == Reading::ONE_PASS) return scan_heads(heads, views, k, bytes_per_token, unreadable);
+  auto one = search_one(heads[0], views, k, bytes_per_token, reading, unreadable);
+  if (!one) return one.error();
+  HeadsAnswer answer{{}, one->bytes_read_together};
+  answer.hits.push_back(std::move(one->hits));
+  return answer;
+}
+
+/// One pass keeps what may be among the best until it has looked at all tokens.
+size_t heads_at_once(std::span<const HeadKeys> heads) {
+  uint64_t tokens = 1;
+  if (!heads.empty()) {
+    for (const PlaneKeys* keys : heads[0].blocks) tokens += keys->tokens();
+  }
+  return std::max<size_t>(1, kTokensAtOnce / tokens);
+}
+
 /// Whether tiles of both lie at the same places.
 bool are_alike(const PlaneKeys& a, const PlaneKeys& b) {
   const auto same_tile = [](const PlaneKeys::Tile& x, const PlaneKeys::Tile& y) {
@@ -884,16 +906,17 @@ Result<HeadsAnswer> top_k_of_heads(std::span<const HeadKeys> heads, const Views&
     if (!are_alike(head, heads[0]))
       return Error{Status::INVALID_ARGUMENT, "heads of unlike frames: search them one by one"};
   }
-  if (reading == Reading::ONE_PASS) return scan_heads(heads, views, k, bytes_per_token, unreadable);
+  const size_t together = reading == Reading::ONE_PASS ? heads_at_once(heads) : 1;
   HeadsAnswer all;
-  for (const HeadKeys& head : heads) {
-    auto answer = search_one(head, views, k, bytes_per_token, reading, unreadable);
+  for (; !heads.empty(); heads = heads.subspan(std::min(together, heads.size()))) {
+    const auto some = heads.first(std::min(together, heads.size()));
+    auto answer = search_some(some, views, k, bytes_per_token, reading, unreadable);
     if (!answer) {
       if (unreadable != nullptr) unreadable->bytes_read += all.bytes_read;
       return answer.error();
     }
-    all.hits.push_back(std::move(answer->hits));
-    all.bytes_read += answer->bytes_read_together;
+    std::move(answer->hits.begin(), answer->hits.end(), std::back_inserter(all.hits));
+    all.bytes_read += answer->bytes_read;
   }
   return all;
 }

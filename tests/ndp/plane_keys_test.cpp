@@ -425,6 +425,24 @@ TEST(Heads, AreSearchedAgainWithTheSameAnswer) {
   }
 }
 
+TEST(Heads, OfMoreTokensThanAreSearchedAtOnceAreInGroups) {
+  const compression::Shape shape{
+      NumberFormat::BF16, 1, static_cast<uint32_t>(ndp::kTokensAtOnce * 2 / 5), 24, {}};
+  const SideBySide heads(shape,
+                         {encode(shape, make_tensor(shape, Content::NORMAL, 1), Profile::FAST)},
+                         {{0, 8}, {8, 8}, {16, 8}});
+  const auto all = heads.heads();
+  const auto search = [&](std::span<const ndp::HeadKeys> some) {
+    return top_k_of_heads(some, {}, 5, {}, Reading::ONE_PASS).value();
+  };
+  const ndp::HeadsAnswer answer = search(all);
+  const std::span<const ndp::HeadKeys> some(all);
+  EXPECT_EQ(answer.bytes_read, search(some.first(2)).bytes_read + search(some.last(1)).bytes_read);
+  ASSERT_EQ(answer.hits.size(), 3u);
+  for (size_t head = 0; head < 3; ++head)
+    EXPECT_EQ(answer.hits[head], heads.exactly(head, 5).hits) << head;
+}
+
 TEST(Heads, OfUnlikeFramesAreRefused) {
   const compression::Shape shape{NumberFormat::BF16, 1, 300, 128, {}};
   const auto values = make_tensor(shape, Content::NORMAL, 1);
