@@ -110,8 +110,6 @@ Result<void> check_share(const char* what, uint32_t first, uint32_t some, uint32
   return {};
 }
 
-uint64_t scale_bytes(const KvLayout& l) { return element_bytes(NumberFormat{l.scale_format}); }
-
 /// The distance from a row to the next one.
 uint64_t row_step(const KvLayout& l, uint32_t part) {
   return row_bytes(l, part) + (l.scale_place == BH_SCALES_BEHIND_ROW ? scale_bytes(l) : 0);
@@ -201,6 +199,21 @@ KvRows rows_of(const KvLayout& l, uint64_t tokens, uint32_t layer, uint32_t part
   if (l.order == BH_ORDER_HEADS_FIRST)
     return {offset + head * tokens * step, step, row_bytes(l, part)};
   return {offset + head * step, l.heads * step, row_bytes(l, part)};
+}
+
+std::optional<KvScales> scales_of(const KvLayout& l, uint64_t tokens, uint32_t layer, uint32_t part,
+                                  uint32_t head) {
+  if (l.scale_place == BH_SCALES_ELSEWHERE || l.scales == BH_SCALES_PER_CHANNEL)
+    return std::nullopt;
+  const KvRows rows = rows_of(l, tokens, layer, part, head);
+  if (l.scale_place == BH_SCALES_BEHIND_ROW)
+    return KvScales{rows.offset_bytes + rows.row_bytes, rows.stride_bytes};
+  const uint64_t bytes = scale_bytes(l);
+  const uint64_t begin =
+      rows_of(l, tokens, layer, part, 0).offset_bytes + l.heads * row_step(l, part) * tokens;
+  if (l.scales == BH_SCALES_PER_TOKEN) return KvScales{begin, bytes};
+  if (l.order == BH_ORDER_HEADS_FIRST) return KvScales{begin + head * tokens * bytes, bytes};
+  return KvScales{begin + head * bytes, l.heads * bytes};
 }
 
 std::optional<std::string> difference(const KvLayout& there, const KvLayout& wanted) {

@@ -70,6 +70,11 @@ inline uint32_t row_bytes(const KvLayout& layout, uint32_t part) {
   return channels(layout, part) * element_bytes(number_format(layout));
 }
 
+/// Bytes of a scale; 0 without scales.
+inline uint32_t scale_bytes(const KvLayout& layout) {
+  return layout.scales == BH_SCALES_NONE ? 0 : element_bytes(NumberFormat{layout.scale_format});
+}
+
 inline double rotary_base(const KvLayout& layout) {
   return static_cast<double>(layout.rotary_base_thousandths) / 1000;
 }
@@ -87,6 +92,15 @@ struct KvRows {
 };
 KvRows rows_of(const KvLayout& layout, uint64_t tokens, uint32_t layer, uint32_t part,
                uint32_t head);
+
+/// Their scales: that of token t is at offset_bytes + t * stride_bytes.
+struct KvScales {
+  uint64_t offset_bytes;  ///< from the start of the payload
+  uint64_t stride_bytes;
+};
+/// Empty unless the block has a scale for each token or row.
+std::optional<KvScales> scales_of(const KvLayout& layout, uint64_t tokens, uint32_t layer,
+                                  uint32_t part, uint32_t head);
 
 /// "heads is 8, not 4": the first field that differs; empty if all bytes are equal.
 std::optional<std::string> difference(const KvLayout& there, const KvLayout& wanted);

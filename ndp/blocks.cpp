@@ -40,8 +40,10 @@ Result<void> check_layout_of(const HeadsOfBlocks& heads) {
   if (compression::number_of(number_format(layout)) == nullptr)
     return unsupported(
         fmt::format("block 0: operations on {} do not exist", number_name(number_format(layout))));
-  if (layout.scales != BH_SCALES_NONE)
-    return unsupported("block 0: rows with scales, which operations on blocks do not take");
+  if (layout.scales != BH_SCALES_NONE && layout.scale_place == BH_SCALES_ELSEWHERE)
+    return unsupported("block 0: rows with scales that are not in the block");
+  if (layout.scales == BH_SCALES_PER_CHANNEL)
+    return unsupported("block 0: rows with a scale for each channel: multiply the queries by it");
   if (heads.layer >= layout.layers)
     return refuse(
         fmt::format("layer {} of blocks of {} layers: the first is 0", heads.layer, layout.layers));
@@ -149,12 +151,6 @@ class Blocks {
     return together() ? (heads_.first_head + head) * channels(layout(), part) : 0;
   }
   compression::ConstBytes frame(size_t block) const { return heads_.blocks[block].bytes; }
-  KvSpan span(size_t block, uint32_t head) const {
-    // Cannot fail: check_layout_of() refused the layouts for which it does.
-    return span_of(layout(), heads_.blocks[block].bytes.data(), tokens_[block], heads_.layer,
-                   heads_.first_head + head, first_token(block))
-        .value();
-  }
   bool is_latent() const { return layout().parts == 1 && layout().value_channels != 0; }
 
   /// Whether opened keys are as the layout says. If the block did not stay, they may be those of
@@ -216,7 +212,7 @@ class Blocks {
                 [&](uint32_t, uint32_t count) { rows += count; });
     return rows;
   }
-  KvSpan read_span(size_t block, uint32_t head, Want want, uint64_t rows);
+  KvSpan read_span(size_t block, uint32_t head, Want want, uint64_t rows, SpanScales& scales);
   /// Of a row of a frame, of keys as of values.
   uint32_t frame_channels() const {
     return (together() ? layout().heads : 1u) * layout().key_channels;
@@ -243,22 +239,28 @@ class Blocks {
 };
 
 /// The span of a block that is a value, so many of whose rows count as read.
-KvSpan Blocks::read_span(size_t block, uint32_t head, Want want, uint64_t rows) {
-  KvSpan span = this->span(block, head);
+KvSpan Blocks::read_span(size_t block, uint32_t head, Want want, uint64_t rows,
+                         SpanScales& scales) {
+  // Cannot fail: check_layout_of() refused the layouts for which it does.
+  KvSpan span = span_of(layout(), heads_.blocks[block].bytes.data(), tokens_[block], heads_.layer,
+                        heads_.first_head + head, first_token(block), &scales)
+                    .value();
   if (want == Want::VALUES) span.keys = span.values;
-  const size_t row =
-      span.keys.row_bytes() + (want == Want::BOTH && !is_latent() ? span.values.row_bytes() : 0);
-  add_read(rows * row);
+  const auto bytes_of = [&](const Rows& of) { return of.row_bytes() + scale_bytes(layout()); };
+  add_read(rows * (bytes_of(span.keys) +
+                   (want == Want::BOTH && !is_latent() ? bytes_of(span.values) : 0)));
   return span;
 }
 
 template <class Use>
 Result<void> Blocks::for_values(Want want, const Visible& visible, const Use& use) {
   std::vector<KvSpan> spans;
+  std::vector<SpanScales> scales(count());
   for (uint32_t head = 0; head < heads(); ++head) {
     spans.clear();
     for (size_t b = 0; b < count(); ++b) {
-      if (!is_framed(b)) spans.push_back(read_span(b, head, want, visible_rows(b, visible)));
+      if (!is_framed(b))
+        spans.push_back(read_span(b, head, want, visible_rows(b, visible), scales[b]));
     }
     if (auto good = use(head, std::span<const KvSpan>(spans)); !good) return good;
   }
@@ -279,8 +281,9 @@ Result<void> Blocks::for_rows(size_t block, Want want, const Views& views, const
 
 template <class Use>
 Result<void> Blocks::for_value(size_t block, Want want, uint64_t rows, const Use& use) {
+  SpanScales scales;
   for (uint32_t head = 0; head < heads(); ++head) {
-    if (auto good = use(head, read_span(block, head, want, rows)); !good) return good;
+    if (auto good = use(head, read_span(block, head, want, rows, scales)); !good) return good;
   }
   return {};
 }
@@ -721,6 +724,8 @@ Result<BlocksRead> gather(const HeadsOfBlocks& heads, uint32_t part,
                           std::span<const uint32_t> tokens, std::span<std::byte> rows) {
   auto blocks = Blocks::open(heads);
   if (!blocks) return blocks.error();
+  if (blocks->layout().scales != BH_SCALES_NONE)
+    return Error{Status::NOT_SUPPORTED, "block 0: rows with scales, which would be left behind"};
   const size_t row_bytes = part > 1 ? 0 : bowhead::row_bytes(blocks->layout(), part);
   if (row_bytes == 0)
     return refuse(fmt::format("part {} of blocks of {}: keys are 0, values 1", part,

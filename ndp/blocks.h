@@ -10,7 +10,8 @@
 // Every function returns INVALID_ARGUMENT, with a sentence that names the block, for blocks of
 // unlike layouts, of other lengths than their layout allows or that hold the same token, for a
 // layer or heads that they do not have, and for spans of another size than asked for; NOT_SUPPORTED
-// for opaque values, numbers without rows (fp32), and scales. DAMAGED and UNSUPPORTED_CODEC as
+// for opaque values, numbers without rows (fp32), scales that are not in the block or are those of
+// channels, and gather() for any scales. DAMAGED and UNSUPPORTED_CODEC as
 // Unreadable says, DAMAGED also for a frame that does not fit the layout; what was written to the
 // caller's memory then is undefined.
 #pragma once

@@ -73,10 +73,14 @@ struct KvSpan {
 
 /// The span of one head in one layer of a payload of so many tokens: rows where rows_of() of
 /// base/kv_layout.h has them. Values of latent attention are the first channels of the keys; a
-/// layout without values gives some of no channels. Scales that lie elsewhere are for the caller to
-/// add. NOT_SUPPORTED: opaque values, scales in the block.
+/// layout without values gives some of no channels. Scales in the block are brought to `scales`,
+/// which the span then points to; those that lie elsewhere are for the caller to add.
+/// NOT_SUPPORTED: opaque values; scales in the block for each channel, or without `scales`.
+struct SpanScales {
+  std::vector<float> keys, values;
+};
 Result<KvSpan> span_of(const KvLayout& layout, const void* payload, uint32_t tokens, uint32_t layer,
-                       uint32_t head, uint32_t first_token);
+                       uint32_t head, uint32_t first_token, SpanScales* scales = nullptr);
 
 /// The tokens that a query may look at: those from `begin` to before `end`, and the first `sinks`
 /// ones, unless they are behind the end. Causal: `end` is the query's position + 1; a window:

@@ -28,7 +28,8 @@
  * When the operation is through, every lease is checked: an answer is given only if all blocks
  * stayed in place. After any other status than BH_OK the outputs are undefined.
  *
- * Numbers. Keys and values are bf16, fp16, fp8 or int8, without scales. A score is the sum of
+ * Numbers. Keys and values are bf16, fp16, fp8 or int8, times the scales that the block has for its
+ * tokens or rows. A score is the sum of
  * products of a query and a key, times the scale; it is off by at most 2^-14 of the same sum of
  * their sizes, where for int8 each number of a query counts as its largest. That holds in the range
  * of floats: where these sums of sizes are below 2^120, before the scale and behind it (above,
@@ -44,7 +45,8 @@
  *   which.
  * - BH_CLOSED: a lease has ended, or is of another handle, or the pool was destroyed
  * - BH_HOST_FENCED: the handle has left the pool, or the other hosts declared this one dead
- * - BH_NOT_SUPPORTED: opaque values, fp32, or scales
+ * - BH_NOT_SUPPORTED: opaque values, fp32, scales that are not in the block or are those of
+ *   channels, and bh_ndp_gather() for any scales
  * - BH_DAMAGED, BH_UNSUPPORTED_CODEC: a compressed block cannot be read, and the request does not
  *   say that it is to be left out. The text of the error names it by its number.
  * - BH_READ_ONLY: the handle only observes

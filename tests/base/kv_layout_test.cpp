@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -71,6 +72,62 @@ TEST(KvLayout, RowsLieApartAndFillTheBlock) {
     EXPECT_EQ(tokens_in(l, size), tokens);
     EXPECT_NE(tokens_in(l, size + 1), tokens);
   }
+}
+
+/// The scales of tokens and rows are all bytes that no row has.
+TEST(KvLayout, ScalesLieWhereNoRowDoes) {
+  Random random(2);
+  for (int round = 0; round < 3000; ++round) {
+    const KvLayout l = random_layout(random);
+    const uint64_t tokens = 1 + random.below(7), size = payload_bytes(l, tokens);
+    const bool there = l.scales != BH_SCALES_NONE && l.scales != BH_SCALES_PER_CHANNEL &&
+                       l.scale_place != BH_SCALES_ELSEWHERE;
+    std::vector<uint8_t> of_row(size), of_scale(size);
+    for (uint32_t layer = 0; layer < l.layers; ++layer) {
+      for (uint32_t part = 0; part < l.parts; ++part) {
+        for (uint32_t head = 0; head < l.heads; ++head) {
+          const KvRows rows = rows_of(l, tokens, layer, part, head);
+          for (uint64_t token = 0; token < tokens; ++token)
+            std::fill_n(&of_row[rows.offset_bytes + token * rows.stride_bytes], rows.row_bytes,
+                        uint8_t{1});
+          const auto scales = scales_of(l, tokens, layer, part, head);
+          ASSERT_EQ(scales.has_value(), there) << to_text(l);
+          if (!there || (head > 0 && l.scales == BH_SCALES_PER_TOKEN)) continue;
+          for (uint64_t token = 0; token < tokens; ++token) {
+            const uint64_t at = scales->offset_bytes + token * scales->stride_bytes;
+            ASSERT_LE(at + scale_bytes(l), size) << to_text(l);
+            for (uint32_t i = 0; i < scale_bytes(l); ++i) ASSERT_EQ(of_scale[at + i]++, 0);
+          }
+        }
+      }
+    }
+    for (uint64_t i = 0; there && i < size; ++i)
+      ASSERT_EQ(of_row[i] + of_scale[i], 1) << to_text(l) << ", byte " << i;
+  }
+}
+
+TEST(KvLayout, ScalesLieInTheStatedOrder) {
+  KvLayout l = pairs_layout(NumberFormat::INT8, 2, 2, 10);
+  l.scales = BH_SCALES_PER_ROW;
+  l.scale_format = BH_NUMBER_FP32;
+  l.scale_place = BH_SCALES_BEHIND_PART;
+  const auto expect = [&](uint32_t part, uint32_t head, uint64_t offset, uint64_t stride) {
+    const auto scales = scales_of(l, 3, 1, part, head);
+    ASSERT_TRUE(scales);
+    EXPECT_EQ(scales->offset_bytes, offset);
+    EXPECT_EQ(scales->stride_bytes, stride);
+  };
+  // A part: 2 heads x 3 tokens x 10 bytes, then 6 scales; a layer: 2 of them.
+  expect(0, 1, 168 + 60 + 12, 4);
+  expect(1, 0, 168 + 84 + 60, 4);
+  l.order = BH_ORDER_TOKENS_FIRST;
+  expect(0, 1, 168 + 60 + 4, 8);
+  l.scale_place = BH_SCALES_BEHIND_ROW;
+  expect(0, 1, 168 + 14 + 10, 28);
+  l.scales = BH_SCALES_PER_TOKEN;
+  l.scale_place = BH_SCALES_BEHIND_PART;  // 60 + 12 bytes
+  expect(0, 1, 144 + 60, 4);
+  expect(1, 1, 144 + 72 + 60, 4);
 }
 
 TEST(KvLayout, RowsLieInTheStatedOrder) {

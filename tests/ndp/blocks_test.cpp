@@ -45,6 +45,7 @@ class Sequence {
       const compression::Shape any{number_format(layout_), 1, tokens, 8, {}};
       const auto some = make_tensor(any, compression::Content::NORMAL, 1);
       for (uint64_t i = 0; i < bytes; ++i) value.push_back(some[i % some.size()]);
+      put_scales(value, tokens);
     }
     StoredBlock block{&layout_, value, false, bytes, next_};
     if (framed && shape) {
@@ -63,8 +64,11 @@ class Sequence {
   std::vector<StoredBlock>& blocks() { return blocks_; }
   std::vector<KvSpan> spans(uint32_t layer, uint32_t head) const {
     std::vector<KvSpan> spans;
-    for (const Raw& raw : raw_)
-      spans.push_back(span_of(layout_, raw.data, raw.tokens, layer, head, raw.first).value());
+    for (const Raw& raw : raw_) {
+      auto& scales = scales_.emplace_back(std::make_unique<SpanScales>());
+      spans.push_back(
+          span_of(layout_, raw.data, raw.tokens, layer, head, raw.first, scales.get()).value());
+    }
     return spans;
   }
   std::vector<KeySpan> keys(uint32_t layer, uint32_t head) const {
@@ -82,6 +86,23 @@ class Sequence {
     for (const StoredBlock& block : blocks_) all += block.bytes.size();
     return all;
   }
+  /// Of a block in which they lie: from 0.25 on, by their places, in half floats' upper bits.
+  void put_scales(std::vector<uint8_t>& value, uint32_t tokens) {
+    for (uint32_t at = 0; at < layout_.layers * layout_.parts * layout_.heads; ++at) {
+      const uint32_t layer = at / layout_.heads / layout_.parts;
+      const auto scales =
+          scales_of(layout_, tokens, layer, at / layout_.heads % layout_.parts, at % layout_.heads);
+      for (uint32_t token = 0; scales && token < tokens; ++token) {
+        const float scale = 0.25f + static_cast<float>(random_.below(64)) / 64;
+        uint8_t* to = &value[scales->offset_bytes + token * scales->stride_bytes];
+        const uint16_t bf16 = to_bf16(scale);
+        if (layout_.scale_format == BH_NUMBER_FP32)
+          std::memcpy(to, &scale, sizeof scale);
+        else
+          std::memcpy(to, &bf16, sizeof bf16);
+      }
+    }
+  }
   /// For tests that change a frame.
   uint8_t* bytes_of(size_t block) { return const_cast<uint8_t*>(blocks_[block].bytes.data()); }
 
@@ -96,6 +117,7 @@ class Sequence {
   std::vector<std::unique_ptr<std::vector<uint8_t>>> values_;
   std::vector<Raw> raw_;
   std::vector<StoredBlock> blocks_;
+  mutable std::vector<std::unique_ptr<SpanScales>> scales_;  // of spans
 };
 
 KvLayout keys_of_heads(uint16_t heads, RowOrder order) {
@@ -133,11 +155,29 @@ std::vector<Case> layouts() {
           layout.rotary_base_thousandths = 10'000'000;
         }
         if (kind == Kind::LATENT) layout.heads = 1;
-        EXPECT_TRUE(check_layout(layout));
         all.push_back({layout, to_text(layout)});
       }
     }
   }
+  // Scales in the block: of tokens, of rows; and as an indexer's keys have them.
+  for (const RowOrder order : {RowOrder::HEADS_FIRST, RowOrder::TOKENS_FIRST}) {
+    KvLayout layout = pairs_layout(NumberFormat::INT8, 2, 3, 64, order);
+    for (const uint8_t scales : {BH_SCALES_PER_TOKEN, BH_SCALES_PER_ROW}) {
+      layout.scales = scales;
+      layout.scale_format = BH_NUMBER_BF16;
+      layout.scale_place = BH_SCALES_BEHIND_PART;
+      all.push_back({layout, to_text(layout)});
+    }
+    layout = keys_layout(NumberFormat::FP8_E4M3, 128, 2);
+    layout.order = static_cast<uint8_t>(order);
+    layout.layers = 2;
+    layout.value_channels = 100;
+    layout.scales = BH_SCALES_PER_ROW;
+    layout.scale_format = BH_NUMBER_FP32;
+    layout.scale_place = BH_SCALES_BEHIND_ROW;
+    all.push_back({layout, to_text(layout)});
+  }
+  for (const Case& one : all) EXPECT_TRUE(check_layout(one.layout)) << one.text;
   return all;
 }
 
@@ -166,13 +206,15 @@ class Blocks : public testing::TestWithParam<size_t> {
     for (const KeySpan& span : sequence_.keys(1, heads_.first_head + head)) {
       if (token < span.first_token || token - span.first_token >= span.keys.tokens) continue;
       const uint8_t* row = span.keys.row(token - span.first_token);
+      const float* scales = span.keys.scales;
+      const double scale = static_cast<double>(scales ? scales[token - span.first_token] : 1);
       double sum = 0;
       for (uint32_t c = 0; c < layout_.key_channels; ++c)
         sum += static_cast<double>(
                    values_[(size_t{head} * kQueries + query) * layout_.key_channels + c]) *
                static_cast<double>(load_number(span.keys.number,
                                                row + size_t{c} * element_bytes(span.keys.number)));
-      return sum * static_cast<double>(queries_.scale);
+      return sum * scale * static_cast<double>(queries_.scale);
     }
     ADD_FAILURE() << "no token " << token;
     return 0;
@@ -312,6 +354,10 @@ TEST_P(Blocks, GiveTheirRows) {
     std::reverse(tokens.begin(), tokens.end());
     std::vector<std::byte> rows(heads_.heads * tokens.size() * row_bytes), wanted;
     const auto read = gather(heads_, part, tokens, rows);
+    if (layout_.scales != BH_SCALES_NONE) {
+      EXPECT_EQ(read.status(), Status::NOT_SUPPORTED);
+      continue;
+    }
     ASSERT_EQ(static_cast<bool>(read), channels != 0) << read.error().message();
     if (!read) continue;
     wanted.resize(tokens.size() * row_bytes);
@@ -350,7 +396,7 @@ TEST_P(Blocks, HaveTheBoundsOfTheirPages) {
 /// Damage in the header of a frame: the block is named, or left out of every operation.
 TEST_P(Blocks, NameWhatCannotBeRead) {
   if (!sequence_.blocks()[3].framed) {  // there are none of this layout
-    EXPECT_NE(layout_.key_channels, layout_.value_channels);
+    EXPECT_TRUE(layout_.key_channels != layout_.value_channels || layout_.scales != 0);
     return;
   }
   sequence_.bytes_of(3)[sizeof(bh_frame_header) - 1] ^= 1;
@@ -642,7 +688,7 @@ std::string name_of(const testing::TestParamInfo<size_t>& info) {
       name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) == 0; }, '_');
   return name;
 }
-INSTANTIATE_TEST_SUITE_P(Layouts, Blocks, testing::Range(size_t{0}, size_t{24}), name_of);
+INSTANTIATE_TEST_SUITE_P(Layouts, Blocks, testing::Range(size_t{0}, layouts().size()), name_of);
 
 /// Any byte of a frame: an operation gives what the rows give, or says DAMAGED.
 TEST(DamagedBlocks, GiveNoWrongRows) {
