@@ -5,8 +5,9 @@
 // compression/.
 //
 // Every operation refuses, with INVALID_ARGUMENT and a sentence that names the span, rows that
-// rows.h does not allow, keys of other parts or channels than the queries have, views of other queries (of
-// sums: other answers), sums where there are none, and spans of which two hold the same token.
+// rows.h does not allow, keys of other parts or channels than the queries have, views of other
+// queries (of sums: other answers), sums where there are none, and spans of which two hold the same
+// token.
 // Where no token is visible there is no answer, and that is not an error.
 //
 // How exact answers are. With exact scores s = scale * sum over channels of q k, capped softly if

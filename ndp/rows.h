@@ -27,9 +27,9 @@ inline constexpr uint32_t kMaxQueries = 1024;
 
 /// Keys or values of one head: tokens of a span, one row each.
 ///
-/// Rows may come in parts: each has some channels, of a kind, in a place and with scales of its own,
-/// as keys of latent attention whose latent is fp8, with a scale for each 128 channels, and whose
-/// rotary channels are bf16. Values in parts: all parts but the last have a multiple of 64 channels.
+/// Rows may come in parts: each has some channels, of a kind, in a place and with scales of its
+/// own, as keys of latent attention whose latent is fp8, with a scale for each 128 channels, and
+/// whose rotary channels are bf16. Of values all parts but the last have a multiple of 64 channels.
 struct Rows {
   NumberFormat number = NumberFormat::BF16;  ///< any but BYTES
   uint32_t channels = 0;                     ///< 1 to kMaxChannels in operations
