@@ -593,16 +593,28 @@ struct FirstPlanes {
   }
   BOWHEAD_INLINE uint32_t missing() const { return number.planes() - count; }
   BOWHEAD_INLINE Words twice(size_t at, uint32_t lanes) const {
-    // Loops of a constant length are unrolled: of 8 planes, as searches read, and of all.
-    if (count > 5 && count != 8) {
-      const Words d = gather_differences(number, planes, at, lanes);
-      return {(d.a << 1 & known) | half, (d.b << 1 & known) | half};
+    // Loops of a constant length are unrolled: of as few planes as estimates have, of 8, which
+    // exact searches read, and of all.
+    switch (count) {
+      case 2:
+        return from_magnitudes(gather_planes(shown + 1, 1, at, lanes), at, lanes);
+      case 3:
+        return from_magnitudes(gather_planes(shown + 1, 2, at, lanes), at, lanes);
+      case 4:
+        return from_magnitudes(gather_planes(shown + 1, 3, at, lanes), at, lanes);
+      case 5:
+        return from_magnitudes(gather_planes(shown + 1, 4, at, lanes), at, lanes);
+      case 8:
+        return from_magnitudes(gather_planes(shown + 1, 7, at, lanes), at, lanes);
+      default: {
+        const Words d = gather_differences(number, planes, at, lanes);
+        return {(d.a << 1 & known) | half, (d.b << 1 & known) | half};
+      }
     }
+  }
+  BOWHEAD_INLINE Words from_magnitudes(U8 magnitudes, size_t at, uint32_t lanes) const {
     const U8 signs = -gather_planes(shown, 1, at, lanes);
-    const U8 magnitudes = count == 8 ? gather_planes(shown + 1, 7, at, lanes)
-                                     : gather_planes(shown + 1, count - 1, at, lanes);
-    const Words m = widen(magnitudes, U8{});
-    const Words s = widen(signs, signs);
+    const Words m = widen(magnitudes, U8{}), s = widen(signs, signs);
     return {(((m.a << 1 | 1) << missing()) ^ s.a) - s.a,
             (((m.b << 1 | 1) << missing()) ^ s.b) - s.b};
   }
