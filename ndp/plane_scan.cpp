@@ -384,7 +384,7 @@ void Scan::begin(size_t batch) {
   sizes_by_channel_ = by_channel_;
   for (uint32_t lane = 0; lane < query_count_; ++lane) {
     candidates_[lane].clear();
-    candidates_[lane].reserve(least_candidates());
+    candidates_[lane].reserve(std::min(least_candidates(), shared_.tokens));
     hits_[lane].clear();
     least_[lane] = -kInfinity;
     shrink_at_[lane] = least_candidates();
