@@ -169,9 +169,11 @@ class Blocks {
   /// read and shall be left out.
   template <class Use>
   Result<void> for_rows(size_t block, Want want, const Views& views, const Use& use);
-  /// The same of a block that is a value, so many of whose rows are read.
+  /// The same of a block that is a value, so many of whose rows are read, and scales of visible
+  /// tokens.
   template <class Use>
-  Result<void> for_value(size_t block, Want want, uint64_t rows, const Use& use);
+  Result<void> for_value(size_t block, Want want, uint64_t rows, const Visible& visible,
+                         const Use& use);
 
  private:
   explicit Blocks(const HeadsOfBlocks& heads)
@@ -212,7 +214,14 @@ class Blocks {
                 [&](uint32_t, uint32_t count) { rows += count; });
     return rows;
   }
-  KvSpan read_span(size_t block, uint32_t head, Want want, uint64_t rows, SpanScales& scales);
+  /// Of the rows of a span, in memory: of visible tokens.
+  struct Scales {
+    std::vector<float> keys, values;
+  };
+  Rows read_rows(size_t block, uint32_t head, uint32_t part, uint32_t channels, uint64_t rows,
+                 const Visible& visible, std::vector<float>& scales);
+  KvSpan read_span(size_t block, uint32_t head, Want want, uint64_t rows, const Visible& visible,
+                   Scales& scales);
   /// Of a row of a frame, of keys as of values.
   uint32_t frame_channels() const {
     return (together() ? layout().heads : 1u) * layout().key_channels;
@@ -238,29 +247,54 @@ class Blocks {
   FrameReader reader_;
 };
 
-/// The span of a block that is a value, so many of whose rows count as read.
+/// So many of these rows count as read.
+Rows Blocks::read_rows(size_t block, uint32_t head, uint32_t part, uint32_t channels, uint64_t rows,
+                       const Visible& visible, std::vector<float>& scales) {
+  const void* payload = heads_.blocks[block].bytes.data();
+  const uint32_t tokens = tokens_[block], head_in_block = heads_.first_head + head;
+  Rows all = rows_in(layout(), payload, tokens, heads_.layer, part, head_in_block);
+  all.channels = channels;
+  add_read(rows * all.row_bytes());
+  if (layout().scales == BH_SCALES_NONE) return all;
+  const bool shared = layout().scales == BH_SCALES_PER_TOKEN && head != 0;  // with the first head
+  scales.resize(tokens);
+  for_visible(first_token(block), tokens, visible, [&](uint32_t first, uint32_t count) {
+    if (!shared) add_read(uint64_t{count} * scale_bytes(layout()));
+    load_scales(layout(), payload, tokens, heads_.layer, part, head_in_block, first,
+                std::span(scales).subspan(first, count));
+  });
+  all.scales = scales.data();
+  return all;
+}
+
+/// The span of a block that is a value.
 KvSpan Blocks::read_span(size_t block, uint32_t head, Want want, uint64_t rows,
-                         SpanScales& scales) {
-  // Cannot fail: check_layout_of() refused the layouts for which it does.
-  KvSpan span = span_of(layout(), heads_.blocks[block].bytes.data(), tokens_[block], heads_.layer,
-                        heads_.first_head + head, first_token(block), &scales)
-                    .value();
-  if (want == Want::VALUES) span.keys = span.values;
-  const auto bytes_of = [&](const Rows& of) { return of.row_bytes() + scale_bytes(layout()); };
-  add_read(rows * (bytes_of(span.keys) +
-                   (want == Want::BOTH && !is_latent() ? bytes_of(span.values) : 0)));
+                         const Visible& visible, Scales& scales) {
+  const uint32_t value_part = layout().parts - 1u, value_channels = layout().value_channels;
+  KvSpan span{first_token(block), {}, {}};
+  if (want == Want::VALUES) {
+    span.keys = read_rows(block, head, value_part, value_channels, rows, visible, scales.keys);
+    return span;
+  }
+  span.keys = read_rows(block, head, 0, layout().key_channels, rows, visible, scales.keys);
+  if (want == Want::KEYS) return span;
+  if (is_latent()) {
+    span.values = some_channels(span.keys, 0, value_channels);
+  } else {
+    span.values = read_rows(block, head, value_part, value_channels, rows, visible, scales.values);
+  }
   return span;
 }
 
 template <class Use>
 Result<void> Blocks::for_values(Want want, const Visible& visible, const Use& use) {
   std::vector<KvSpan> spans;
-  std::vector<SpanScales> scales(count());
+  std::vector<Scales> scales(count());
   for (uint32_t head = 0; head < heads(); ++head) {
     spans.clear();
     for (size_t b = 0; b < count(); ++b) {
-      if (!is_framed(b))
-        spans.push_back(read_span(b, head, want, visible_rows(b, visible), scales[b]));
+      const uint64_t rows = is_framed(b) ? 0 : visible_rows(b, visible);
+      if (rows != 0) spans.push_back(read_span(b, head, want, rows, visible, scales[b]));
     }
     if (auto good = use(head, std::span<const KvSpan>(spans)); !good) return good;
   }
@@ -270,7 +304,8 @@ Result<void> Blocks::for_values(Want want, const Visible& visible, const Use& us
 template <class Use>
 Result<void> Blocks::for_rows(size_t block, Want want, const Views& views, const Use& use) {
   if (left_out_[block] || !is_seen(block, views)) return {};
-  if (!is_framed(block)) return for_value(block, want, visible_rows(block, views.any()), use);
+  if (!is_framed(block))
+    return for_value(block, want, visible_rows(block, views.any()), views.any(), use);
   const uint32_t at_once = together() ? heads() : 1;
   for (uint32_t first = 0; first < heads() && !left_out_[block]; first += at_once) {
     if (auto good = for_frame(block, first, first + at_once, want, views.any(), use); !good)
@@ -280,10 +315,12 @@ Result<void> Blocks::for_rows(size_t block, Want want, const Views& views, const
 }
 
 template <class Use>
-Result<void> Blocks::for_value(size_t block, Want want, uint64_t rows, const Use& use) {
-  SpanScales scales;
+Result<void> Blocks::for_value(size_t block, Want want, uint64_t rows, const Visible& visible,
+                               const Use& use) {
+  Scales scales;
   for (uint32_t head = 0; head < heads(); ++head) {
-    if (auto good = use(head, read_span(block, head, want, rows, scales)); !good) return good;
+    if (auto good = use(head, read_span(block, head, want, rows, visible, scales)); !good)
+      return good;
   }
   return {};
 }
@@ -724,8 +761,6 @@ Result<BlocksRead> gather(const HeadsOfBlocks& heads, uint32_t part,
                           std::span<const uint32_t> tokens, std::span<std::byte> rows) {
   auto blocks = Blocks::open(heads);
   if (!blocks) return blocks.error();
-  if (blocks->layout().scales != BH_SCALES_NONE)
-    return Error{Status::NOT_SUPPORTED, "block 0: rows with scales, which would be left behind"};
   const size_t row_bytes = part > 1 ? 0 : bowhead::row_bytes(blocks->layout(), part);
   if (row_bytes == 0)
     return refuse(fmt::format("part {} of blocks of {}: keys are 0, values 1", part,
@@ -742,6 +777,7 @@ Result<BlocksRead> gather(const HeadsOfBlocks& heads, uint32_t part,
   for (std::vector<size_t>& of_block : by_block)
     std::sort(of_block.begin(), of_block.end(),
               [&](size_t x, size_t y) { return tokens[x] < tokens[y]; });
+  constexpr Visible kNoScales{0, 0, 0};
   const auto copy_all = [&]() -> Result<void> {
     std::fill(rows.begin(), rows.end(), std::byte{0});
     for (size_t b = 0; b < blocks->count(); ++b) {
@@ -757,9 +793,10 @@ Result<BlocksRead> gather(const HeadsOfBlocks& heads, uint32_t part,
         return {};
       };
       const auto want = part == 0 ? Blocks::Want::KEYS : Blocks::Want::VALUES;
-      const auto good = blocks->is_framed(b)
-                            ? blocks->for_rows(b, want, wanted, copy)
-                            : blocks->for_value(b, want, unlike(tokens, by_block[b]), copy);
+      const auto good =
+          blocks->is_framed(b)
+              ? blocks->for_rows(b, want, wanted, copy)
+              : blocks->for_value(b, want, unlike(tokens, by_block[b]), kNoScales, copy);
       if (!good) return good;
     }
     return {};

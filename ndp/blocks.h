@@ -10,8 +10,8 @@
 // Every function returns INVALID_ARGUMENT, with a sentence that names the block, for blocks of
 // unlike layouts, of other lengths than their layout allows or that hold the same token, for a
 // layer or heads that they do not have, and for spans of another size than asked for; NOT_SUPPORTED
-// for opaque values, numbers without rows (fp32), scales that are not in the block or are those of
-// channels, and gather() for any scales. DAMAGED and UNSUPPORTED_CODEC as
+// for opaque values, numbers without rows (fp32), and scales that are not in the block or are those
+// of channels. DAMAGED and UNSUPPORTED_CODEC as
 // Unreadable says, DAMAGED also for a frame that does not fit the layout; what was written to the
 // caller's memory then is undefined.
 #pragma once
@@ -101,9 +101,9 @@ Result<BlockHits> top_k(const HeadsOfBlocks& heads, const HeadQueries& queries, 
 Result<BlocksRead> attend(const HeadsOfBlocks& heads, const HeadQueries& queries,
                           std::span<float> outputs, std::span<float> log_sum_exps);
 
-/// rows[head][token]: of K (part 0) or V (1), as they are, of tokens at these positions, in any
-/// order, also more than once. Zeros where the block was left out. INVALID_ARGUMENT also: a token
-/// that no block has; no such part.
+/// rows[head][token]: of K (part 0) or V (1), as they are, without scales, of tokens at these
+/// positions, in any order, also more than once. Zeros where the block was left out.
+/// INVALID_ARGUMENT also: a token that no block has; no such part.
 Result<BlocksRead> gather(const HeadsOfBlocks& heads, uint32_t part,
                           std::span<const uint32_t> tokens, std::span<std::byte> rows);
 

@@ -35,7 +35,7 @@ struct Kernels {
   void (*score)(const Queries& queries, const Rows& keys, uint32_t first, uint32_t count,
                 float* scores);
   /// sums[q * stride + c] += weights[q * kTileTokens + i] * channel c of token first + i, for all
-  /// i. Weights are not negative; those of a tile's tokens behind `count` are zero.
+  /// i. Weights of a tile's tokens behind `count` are zero.
   void (*weigh)(const float* weights, uint32_t queries, const Rows& values, uint32_t first,
                 uint32_t count, float* sums, size_t stride);
   /// The largest of kTileTokens numbers; any of them if one is NaN.

@@ -153,7 +153,7 @@ struct HeadsAnswer {
 
 /// The answers of exact_top_k(), or, with a budget, of approximate_top_k(), for several heads. In
 /// one pass they read together, as many as have up to kTokensAtOnce tokens (what may be among the
-/// best takes up to some 200 bytes for each): what these share counts once, and for the budget too,
+/// best takes up to some 400 bytes for each): what these share counts once, and for the budget too,
 /// which is then so many bytes for each visible token and head. By the fewest bytes heads are
 /// searched one after the other, and what they read is added up. Errors as there; INVALID_ARGUMENT
 /// also: heads of other frames.

@@ -717,11 +717,13 @@ bool Scan::set_lanes(size_t index, uint32_t planes) {
 
 void Scan::add(uint32_t lane, Candidate candidate) {
   if (candidate.high < least_[lane]) return;
-  candidates_[lane].push_back(candidate);
-  if (candidates_[lane].size() < shrink_at_[lane]) return;
+  std::vector<Candidate>& all = candidates_[lane];
+  if (all.size() == all.capacity()) all.reserve(std::min(2 * all.size(), shared_.tokens));
+  all.push_back(candidate);
+  if (all.size() < shrink_at_[lane]) return;
   shrink(lane);
   // It may have dropped few: all may have nearly the same bounds.
-  shrink_at_[lane] = std::max(least_candidates(), 2 * candidates_[lane].size());
+  shrink_at_[lane] = std::max(least_candidates(), 2 * all.size());
 }
 
 /// Drops candidates that k others outdo.

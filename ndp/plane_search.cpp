@@ -854,13 +854,15 @@ Result<HeadsAnswer> search_some(std::span<const HeadKeys> heads, const Views& vi
   return answer;
 }
 
-/// One pass keeps what may be among the best until it has looked at all tokens.
+/// One pass keeps what may be among the best until it has looked at all tokens. Groups of heads
+/// are as large as they may be, and alike.
 size_t heads_at_once(std::span<const HeadKeys> heads) {
-  uint64_t tokens = 1;
-  if (!heads.empty()) {
-    for (const PlaneKeys* keys : heads[0].blocks) tokens += keys->tokens();
-  }
-  return std::max<size_t>(1, kTokensAtOnce / tokens);
+  if (heads.empty()) return 1;
+  uint64_t tokens = 0;
+  for (const PlaneKeys* keys : heads[0].blocks) tokens += keys->tokens();
+  const uint64_t most = std::max<uint64_t>(1, kTokensAtOnce / std::max<uint64_t>(1, tokens));
+  const uint64_t groups = (heads.size() + most - 1) / most;
+  return (heads.size() + groups - 1) / groups;
 }
 
 /// Whether tiles of both lie at the same places.

@@ -50,35 +50,32 @@ float scale_at(NumberFormat number, const uint8_t* at) {
 
 }  // namespace
 
+Rows rows_in(const KvLayout& layout, const void* payload, uint32_t tokens, uint32_t layer,
+             uint32_t part, uint32_t head) {
+  const KvRows at = rows_of(layout, tokens, layer, part, head);
+  return {number_format(layout), channels(layout, part), tokens,
+          static_cast<const uint8_t*>(payload) + at.offset_bytes, at.stride_bytes};
+}
+
+void load_scales(const KvLayout& layout, const void* payload, uint32_t tokens, uint32_t layer,
+                 uint32_t part, uint32_t head, uint32_t first, std::span<float> scales) {
+  const KvScales at = scales_of(layout, tokens, layer, part, head).value();
+  const uint8_t* from =
+      static_cast<const uint8_t*>(payload) + at.offset_bytes + first * at.stride_bytes;
+  for (float& scale : scales) {
+    scale = scale_at(NumberFormat{layout.scale_format}, from);
+    from += at.stride_bytes;
+  }
+}
+
 Result<KvSpan> span_of(const KvLayout& layout, const void* payload, uint32_t tokens, uint32_t layer,
-                       uint32_t head, uint32_t first_token, SpanScales* scales) {
+                       uint32_t head, uint32_t first_token) {
   if (is_opaque(layout)) return Error{Status::NOT_SUPPORTED, "opaque values have no rows"};
-  const bool scaled = layout.scale_place != BH_SCALES_ELSEWHERE;
-  if (scaled && (scales == nullptr || layout.scales == BH_SCALES_PER_CHANNEL))
-    return Error{Status::NOT_SUPPORTED, scales == nullptr
-                                            ? "rows with scales in the block: elsewhere they may be"
-                                            : "rows with a scale for each channel"};
-  const auto rows = [&](uint32_t part, uint32_t channels) {
-    const KvRows at = rows_of(layout, tokens, layer, part, head);
-    return Rows{number_format(layout),
-                channels,
-                tokens,
-                static_cast<const uint8_t*>(payload) + at.offset_bytes,
-                at.stride_bytes,
-                nullptr};
-  };
-  KvSpan span{first_token, rows(0, layout.key_channels),
-              rows(layout.parts - 1u, layout.value_channels)};
-  const auto bring = [&](uint32_t part, std::vector<float>& to) {
-    const KvScales at = *scales_of(layout, tokens, layer, part, head);
-    const uint8_t* from = static_cast<const uint8_t*>(payload) + at.offset_bytes;
-    to.resize(tokens);
-    for (uint32_t token = 0; token < tokens; ++token, from += at.stride_bytes)
-      to[token] = scale_at(NumberFormat{layout.scale_format}, from);
-    return to.data();
-  };
-  if (scaled) span.keys.scales = span.values.scales = bring(0, scales->keys);
-  if (scaled && layout.parts == 2) span.values.scales = bring(1, scales->values);
+  if (layout.scale_place != BH_SCALES_ELSEWHERE)
+    return Error{Status::NOT_SUPPORTED, "rows with scales in the block: elsewhere they may be"};
+  KvSpan span{first_token, rows_in(layout, payload, tokens, layer, 0, head),
+              rows_in(layout, payload, tokens, layer, layout.parts - 1u, head)};
+  span.values.channels = layout.value_channels;
   return span;
 }
 

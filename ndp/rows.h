@@ -37,7 +37,9 @@ struct Rows {
   const void* data = nullptr;     ///< of the first token; aligned to anything
   size_t stride_bytes = 0;        ///< from token to token, at least a row
   const float* scales = nullptr;  ///< by token: the factor of its numbers; null: 1
-  const Rows* more = nullptr;     ///< the channels after these, of the same tokens; null: none
+  /// The channels after these, of the same tokens; null: none. They stay where they are while this
+  /// is used.
+  const Rows* more = nullptr;
 
   /// Of all parts.
   uint32_t all_channels() const {
@@ -71,16 +73,19 @@ struct KvSpan {
   Rows keys, values;  ///< of as many tokens
 };
 
-/// The span of one head in one layer of a payload of so many tokens: rows where rows_of() of
-/// base/kv_layout.h has them. Values of latent attention are the first channels of the keys; a
-/// layout without values gives some of no channels. Scales in the block are brought to `scales`,
-/// which the span then points to; those that lie elsewhere are for the caller to add.
-/// NOT_SUPPORTED: opaque values; scales in the block for each channel, or without `scales`.
-struct SpanScales {
-  std::vector<float> keys, values;
-};
+/// The rows of one part of one head, in one layer of a payload of so many tokens: where rows_of()
+/// of base/kv_layout.h has them, without scales. Of a layout that is not opaque. Values of latent
+/// attention are the first channels of part 0.
+Rows rows_in(const KvLayout& layout, const void* payload, uint32_t tokens, uint32_t layer,
+             uint32_t part, uint32_t head);
+/// Their scales, of tokens from `first` on, where scales_of() of base/kv_layout.h has them: there
+/// have to be some.
+void load_scales(const KvLayout& layout, const void* payload, uint32_t tokens, uint32_t layer,
+                 uint32_t part, uint32_t head, uint32_t first, std::span<float> scales);
+/// The span of the head. A layout without values gives some of no channels. Scales that lie
+/// elsewhere are for the caller to add. NOT_SUPPORTED: opaque values, scales in the block.
 Result<KvSpan> span_of(const KvLayout& layout, const void* payload, uint32_t tokens, uint32_t layer,
-                       uint32_t head, uint32_t first_token, SpanScales* scales = nullptr);
+                       uint32_t head, uint32_t first_token);
 
 /// The tokens that a query may look at: those from `begin` to before `end`, and the first `sinks`
 /// ones, unless they are behind the end. Causal: `end` is the query's position + 1; a window:

@@ -45,8 +45,8 @@
  *   which.
  * - BH_CLOSED: a lease has ended, or is of another handle, or the pool was destroyed
  * - BH_HOST_FENCED: the handle has left the pool, or the other hosts declared this one dead
- * - BH_NOT_SUPPORTED: opaque values, fp32, scales that are not in the block or are those of
- *   channels, and bh_ndp_gather() for any scales
+ * - BH_NOT_SUPPORTED: opaque values, fp32, and scales that are not in the block or are those of
+ *   channels
  * - BH_DAMAGED, BH_UNSUPPORTED_CODEC: a compressed block cannot be read, and the request does not
  *   say that it is to be left out. The text of the error names it by its number.
  * - BH_READ_ONLY: the handle only observes
@@ -131,7 +131,8 @@ typedef struct bh_ndp_report {
   uint64_t read_bytes;   /**< bytes of them that were read, but for the first ones of blocks that no
                               query sees. What is read again counts again: when a block was left
                               out, of a compressed block what sinks and a window share, and by
-                              bh_ndp_topk() what heads share, but in one pass with tokens first */
+                              bh_ndp_topk() what heads share, but in one pass with tokens first, for
+                              as many heads as have up to 2^20 tokens */
 } bh_ndp_report;
 
 /** @}
@@ -158,9 +159,10 @@ typedef struct bh_ndp_hit {
  *     each of which counts as 256 or more
  * @param budget_bytes 0: exact. Above: from about so many bytes for each visible token, where
  *     blocks are compressed and have 256 tokens or more; scores are estimates then. The queries of
- *     a head, and with tokens first all heads, share what is read: as many first bits of all
- *     numbers as the budget allows. With BH_NDP_FEWEST_BYTES each has the budget for itself. It
- *     changes nothing in the exceptions above, in parts of any block that have no first bits, and
+ *     a head, and with tokens first those of heads that are read together, share what is read: as
+ *     many first bits of all numbers as the budget allows. With BH_NDP_FEWEST_BYTES each has the
+ *     budget for itself. It changes nothing in the exceptions above, in parts of any block that
+ *     have no first bits, and
  *     for queries that are not finite
  * @param hits [head][query][k], the best first; behind those that were found undefined
  * @param counts [head][query]: the number that was found; k, or of all that are visible
@@ -193,7 +195,7 @@ bh_status bh_ndp_score(bh_pool* pool, const bh_ndp_request* request, float* scor
 bh_status bh_ndp_attend(bh_pool* pool, const bh_ndp_request* request, float* outputs,
                         size_t output_count, float* log_sum_exps, bh_ndp_report* report);
 
-/** Rows of some tokens, as they were put.
+/** Rows of some tokens, as they were put, without scales.
  * @param pool the pool
  * @param request blocks and heads
  * @param part 0: keys; 1: values

@@ -723,7 +723,7 @@ def ndp_gather(
     skip_unreadable: bool = False,
 ) -> GatheredRows:
     """Rows of keys (part 0) or values (part 1) of the tokens at these positions, as they were
-    put."""
+    put, without scales."""
 
 def ndp_digest(
     leases: Iterable[Lease] | Prefix,

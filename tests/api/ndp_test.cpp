@@ -436,6 +436,40 @@ TEST_P(Ndp, TheChildOfAForkIsToldSo) {
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
+TEST_P(Ndp, KeysAreTimesTheScalesInTheBlock) {
+  auto options = sized<bh_namespace_options>();
+  options.layout.number_format = BH_NUMBER_INT8;
+  options.layout.order = static_cast<uint8_t>(GetParam());
+  options.layout.parts = 1;
+  options.layout.layers = options.layout.heads = 1;
+  options.layout.key_channels = 4;
+  options.layout.scales = BH_SCALES_PER_ROW;
+  options.layout.scale_format = BH_NUMBER_BF16;
+  options.layout.scale_place = BH_SCALES_BEHIND_ROW;
+  bh_namespace_id ns = 0;
+  ASSERT_EQ(bh_namespace_open_with(pool_, "scaled", "", &options, &ns), BH_OK) << bh_last_error();
+  // Times 8, 1 and 4.
+  const uint8_t rows[] = {1, 9, 9, 9, 0x00, 0x41, 2, 9, 9, 9, 0x80, 0x3F, 3, 9, 9, 9, 0x80, 0x40};
+  const bh_const_iovec piece = {rows, sizeof rows};
+  ASSERT_EQ(bh_put(pool_, ns, key_of("s"), &piece, 1), BH_OK) << bh_last_error();
+  std::vector<bh_lease> leases = {sized<bh_lease>()};
+  ASSERT_EQ(bh_acquire(pool_, ns, key_of("s"), 60'000, leases.data()), BH_OK);
+  bh_ndp_request request = request_for(leases);
+  const float query[] = {1, 0, 0, 0};
+  request.queries = query;
+  request.query_count = request.head_count = 1;
+  request.layer = 0;
+  request.scale = 1;
+  ASSERT_EQ(top(request), BH_OK) << bh_last_error();
+  ASSERT_EQ(counts_[0], 3u);
+  const std::pair<uint32_t, float> wanted[] = {{2, 12}, {0, 8}, {1, 2}};
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(hits_[i].token, wanted[i].first);
+    EXPECT_NEAR(hits_[i].score, wanted[i].second, 1e-2);
+  }
+  EXPECT_EQ(report_.read_bytes, sizeof rows);
+}
+
 TEST_P(Ndp, OpaqueBlocksHaveNoHeads) {
   bh_namespace_id ns = 0;
   ASSERT_EQ(bh_namespace_open(pool_, "text", "bytes", &ns), BH_OK);

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <cstring>
@@ -64,10 +65,14 @@ class Sequence {
   std::vector<StoredBlock>& blocks() { return blocks_; }
   std::vector<KvSpan> spans(uint32_t layer, uint32_t head) const {
     std::vector<KvSpan> spans;
+    const uint32_t value_part = layout_.parts - 1u;
     for (const Raw& raw : raw_) {
-      auto& scales = scales_.emplace_back(std::make_unique<SpanScales>());
-      spans.push_back(
-          span_of(layout_, raw.data, raw.tokens, layer, head, raw.first, scales.get()).value());
+      KvSpan span{raw.first, rows_in(layout_, raw.data, raw.tokens, layer, 0, head),
+                  rows_in(layout_, raw.data, raw.tokens, layer, value_part, head)};
+      span.values.channels = layout_.value_channels;
+      span.keys.scales = scales_at(raw.first, layer, 0, head);
+      span.values.scales = scales_at(raw.first, layer, value_part, head);
+      spans.push_back(span);
     }
     return spans;
   }
@@ -86,15 +91,18 @@ class Sequence {
     for (const StoredBlock& block : blocks_) all += block.bytes.size();
     return all;
   }
-  /// Of a block in which they lie: from 0.25 on, by their places, in half floats' upper bits.
+  /// Random ones, from 0.25 on, which this remembers.
   void put_scales(std::vector<uint8_t>& value, uint32_t tokens) {
     for (uint32_t at = 0; at < layout_.layers * layout_.parts * layout_.heads; ++at) {
       const uint32_t layer = at / layout_.heads / layout_.parts;
-      const auto scales =
-          scales_of(layout_, tokens, layer, at / layout_.heads % layout_.parts, at % layout_.heads);
-      for (uint32_t token = 0; scales && token < tokens; ++token) {
+      const uint32_t part = at / layout_.heads % layout_.parts, head = at % layout_.heads;
+      const auto places = scales_of(layout_, tokens, layer, part, head);
+      if (!places || (layout_.scales == BH_SCALES_PER_TOKEN && head > 0)) continue;
+      auto& scales = scales_[{next_, layer, part, head}];
+      for (uint32_t token = 0; token < tokens; ++token) {
         const float scale = 0.25f + static_cast<float>(random_.below(64)) / 64;
-        uint8_t* to = &value[scales->offset_bytes + token * scales->stride_bytes];
+        scales.push_back(scale);
+        uint8_t* to = &value[places->offset_bytes + token * places->stride_bytes];
         const uint16_t bf16 = to_bf16(scale);
         if (layout_.scale_format == BH_NUMBER_FP32)
           std::memcpy(to, &scale, sizeof scale);
@@ -102,6 +110,11 @@ class Sequence {
           std::memcpy(to, &bf16, sizeof bf16);
       }
     }
+  }
+  const float* scales_at(uint32_t first_token, uint32_t layer, uint32_t part, uint32_t head) const {
+    if (layout_.scales == BH_SCALES_PER_TOKEN) head = 0;
+    const auto at = scales_.find({first_token, layer, part, head});
+    return at == scales_.end() ? nullptr : at->second.data();
   }
   /// For tests that change a frame.
   uint8_t* bytes_of(size_t block) { return const_cast<uint8_t*>(blocks_[block].bytes.data()); }
@@ -117,7 +130,8 @@ class Sequence {
   std::vector<std::unique_ptr<std::vector<uint8_t>>> values_;
   std::vector<Raw> raw_;
   std::vector<StoredBlock> blocks_;
-  mutable std::vector<std::unique_ptr<SpanScales>> scales_;  // of spans
+  /// By first token, layer, part and head.
+  std::map<std::array<uint32_t, 4>, std::vector<float>> scales_;
 };
 
 KvLayout keys_of_heads(uint16_t heads, RowOrder order) {
@@ -354,10 +368,6 @@ TEST_P(Blocks, GiveTheirRows) {
     std::reverse(tokens.begin(), tokens.end());
     std::vector<std::byte> rows(heads_.heads * tokens.size() * row_bytes), wanted;
     const auto read = gather(heads_, part, tokens, rows);
-    if (layout_.scales != BH_SCALES_NONE) {
-      EXPECT_EQ(read.status(), Status::NOT_SUPPORTED);
-      continue;
-    }
     ASSERT_EQ(static_cast<bool>(read), channels != 0) << read.error().message();
     if (!read) continue;
     wanted.resize(tokens.size() * row_bytes);
@@ -453,6 +463,19 @@ TEST(BytesRead, AreNoMoreThanAreStored) {
     Sequence sequence(layout, 1);
     for (const uint32_t tokens : {4u, 16u, 300u}) sequence.add(tokens, true);
     sequence.add(50, false);
+    const auto values = random_values(size_t{8} * 64, 1);
+    std::vector<float> outputs(size_t{8} * 64), sums(8);
+    const auto attended = attend({sequence.blocks(), 0, 0, 8}, {values, 1, 1, {}}, outputs, sums);
+    ASSERT_TRUE(attended) << attended.error().message();
+    EXPECT_EQ(attended->bytes, sequence.stored_bytes());
+  }
+  for (const uint8_t scales : {BH_SCALES_PER_TOKEN, BH_SCALES_PER_ROW}) {
+    KvLayout layout = pairs_layout(NumberFormat::INT8, 1, 8, 64);
+    layout.scales = scales;
+    layout.scale_format = BH_NUMBER_FP32;
+    layout.scale_place = BH_SCALES_BEHIND_PART;
+    Sequence sequence(layout, 1);
+    for (const uint32_t tokens : {4u, 300u}) sequence.add(tokens, false);
     const auto values = random_values(size_t{8} * 64, 1);
     std::vector<float> outputs(size_t{8} * 64), sums(8);
     const auto attended = attend({sequence.blocks(), 0, 0, 8}, {values, 1, 1, {}}, outputs, sums);
@@ -742,6 +765,9 @@ TEST(WrongBlocks, AreRefusedAndNamed) {
   KvLayout scaled = layout;
   scaled.scales = BH_SCALES_PER_TOKEN;
   scaled.scale_format = BH_NUMBER_FP32;
+  KvLayout by_channel = scaled;
+  by_channel.scales = BH_SCALES_PER_CHANNEL;
+  by_channel.scale_place = BH_SCALES_BEHIND_PART;
   KvLayout wide = layout;
   wide.number_format = BH_NUMBER_FP32;
 
@@ -782,6 +808,11 @@ TEST(WrongBlocks, AreRefusedAndNamed) {
        ask,
        Status::NOT_SUPPORTED,
        "scales"},
+      {with([&](auto& b) { b.resize(1), b[0].layout = &by_channel; }),
+       {},
+       ask,
+       Status::NOT_SUPPORTED,
+       "a scale for each channel"},
       {with([&](auto& b) { b.resize(1), b[0].layout = &wide; }),
        {},
        ask,

@@ -549,6 +549,29 @@ TEST(SpansOfLayouts, AreNotOfWhatHasNoRowsOfItsOwn) {
   EXPECT_EQ(ndp::span_of(layout, nullptr, 5, 0, 0, 0).status(), Status::NOT_SUPPORTED);
 }
 
+/// Of every kind, from the bits that it has.
+TEST(SpansOfLayouts, HaveTheirScales) {
+  const auto scales_of_kind = [](uint8_t format, const std::vector<uint8_t>& two_scales) {
+    KvLayout layout = keys_layout(NumberFormat::INT8, 3);
+    layout.scales = BH_SCALES_PER_ROW;
+    layout.scale_format = format;
+    layout.scale_place = BH_SCALES_BEHIND_PART;
+    std::vector<uint8_t> payload(2 * 3 + two_scales.size(), 0x7F);
+    std::copy(two_scales.begin(), two_scales.end(), payload.begin() + 2 * 3);
+    std::vector<float> both(2), second(1);
+    ndp::load_scales(layout, payload.data(), 2, 0, 0, 0, 0, both);
+    ndp::load_scales(layout, payload.data(), 2, 0, 0, 0, 1, second);
+    EXPECT_EQ(second[0], both[1]);
+    return both;
+  };
+  const std::vector<float> wanted = {1.5f, -0.25f};
+  EXPECT_EQ(scales_of_kind(BH_NUMBER_FP32, {0, 0, 0xC0, 0x3F, 0, 0, 0x80, 0xBE}), wanted);
+  EXPECT_EQ(scales_of_kind(BH_NUMBER_BF16, {0xC0, 0x3F, 0x80, 0xBE}), wanted);
+  EXPECT_EQ(scales_of_kind(BH_NUMBER_FP16, {0x00, 0x3E, 0x00, 0xB4}), wanted);
+  EXPECT_EQ(scales_of_kind(BH_NUMBER_FP8_E4M3, {0x3C, 0xA8}), wanted);
+  EXPECT_EQ(scales_of_kind(BH_NUMBER_FP8_E5M2, {0x3E, 0xB4}), wanted);
+}
+
 // ---- invalid arguments ----
 
 struct Wrong {

@@ -426,8 +426,7 @@ TEST(Heads, AreSearchedAgainWithTheSameAnswer) {
 }
 
 TEST(Heads, OfMoreTokensThanAreSearchedAtOnceAreInGroups) {
-  const compression::Shape shape{
-      NumberFormat::BF16, 1, static_cast<uint32_t>(ndp::kTokensAtOnce * 2 / 5), 24, {}};
+  const compression::Shape shape{NumberFormat::BF16, 1, ndp::kTokensAtOnce / 2, 24, {}};
   const SideBySide heads(shape,
                          {encode(shape, make_tensor(shape, Content::NORMAL, 1), Profile::FAST)},
                          {{0, 8}, {8, 8}, {16, 8}});
@@ -437,7 +436,9 @@ TEST(Heads, OfMoreTokensThanAreSearchedAtOnceAreInGroups) {
   };
   const ndp::HeadsAnswer answer = search(all);
   const std::span<const ndp::HeadKeys> some(all);
-  EXPECT_EQ(answer.bytes_read, search(some.first(2)).bytes_read + search(some.last(1)).bytes_read);
+  const uint64_t first_two = search(some.first(2)).bytes_read;
+  EXPECT_LT(first_two, search(some.first(1)).bytes_read * 3 / 2);
+  EXPECT_EQ(answer.bytes_read, first_two + search(some.last(1)).bytes_read);
   ASSERT_EQ(answer.hits.size(), 3u);
   for (size_t head = 0; head < 3; ++head)
     EXPECT_EQ(answer.hits[head], heads.exactly(head, 5).hits) << head;

@@ -120,16 +120,32 @@ Result<std::vector<float>> queries_of(const std::string& path, const std::string
   return values;
 }
 
+/// The scale of a token's key. Blocks that have scales are never compressed.
+float scale_of(const ndp::HeadsOfBlocks& heads, uint32_t token) {
+  float scale = 1;
+  for (const ndp::StoredBlock& block : heads.blocks) {
+    const auto tokens = ndp::tokens_of(block);
+    if (block.framed || !tokens || block.bytes.size() != block.value_bytes) continue;
+    if (token < block.first_token || token - block.first_token >= *tokens) continue;
+    if (!scales_of(*block.layout, *tokens, heads.layer, 0, heads.first_head)) continue;
+    ndp::load_scales(*block.layout, block.bytes.data(), static_cast<uint32_t>(*tokens), heads.layer,
+                     0, heads.first_head, token - block.first_token, {&scale, 1});
+  }
+  return scale;
+}
+
 /// The key of a token as a query.
 Result<std::vector<float>> query_like(const ndp::HeadsOfBlocks& heads, uint32_t token) {
   const KvLayout& layout = *heads.blocks[0].layout;
   std::vector<std::byte> row(row_bytes(layout, 0));
   if (auto read = ndp::gather(heads, 0, {&token, 1}, row); !read) return read.error();
+  const float scale = scale_of(heads, token);
   std::vector<float> query;
   for (uint32_t c = 0; c < layout.key_channels; ++c)
     query.push_back(ndp::load_number(number_format(layout),
                                      reinterpret_cast<const uint8_t*>(row.data()) +
-                                         size_t{c} * element_bytes(number_format(layout))));
+                                         size_t{c} * element_bytes(number_format(layout))) *
+                    scale);
   return query;
 }
 
