@@ -782,7 +782,10 @@ TEST(WrongBlocks, AreRefusedAndNamed) {
     change(changed);
     return changed;
   };
-  const auto kBad = Status::INVALID_ARGUMENT;
+  const auto one_of = [&](const KvLayout& of) {
+    return with([&](auto& b) { b.resize(1), b[0].layout = &of; });
+  };
+  const auto kBad = Status::INVALID_ARGUMENT, kUnsupported = Status::NOT_SUPPORTED;
   const Wrong wrongs[] = {
       {{}, {}, ask, kBad, "no blocks"},
       {good, {{}, 1, 0, 1}, ask, kBad, "layer 1"},
@@ -798,26 +801,10 @@ TEST(WrongBlocks, AreRefusedAndNamed) {
       {with([&](auto& b) { b[1].value_bytes -= 1; }), {}, ask, kBad, "block 1"},
       {with([&](auto& b) { b[1].bytes = b[1].bytes.first(9); }), {}, ask, kBad, "block 1"},
       {with([&](auto& b) { b[0].value_bytes /= 2; }), {}, ask, Status::DAMAGED, "block 0"},
-      {with([&](auto& b) { b.resize(1), b[0].layout = &kOpaqueLayout; }),
-       {},
-       ask,
-       Status::NOT_SUPPORTED,
-       "opaque"},
-      {with([&](auto& b) { b.resize(1), b[0].layout = &scaled; }),
-       {},
-       ask,
-       Status::NOT_SUPPORTED,
-       "scales"},
-      {with([&](auto& b) { b.resize(1), b[0].layout = &by_channel; }),
-       {},
-       ask,
-       Status::NOT_SUPPORTED,
-       "a scale for each channel"},
-      {with([&](auto& b) { b.resize(1), b[0].layout = &wide; }),
-       {},
-       ask,
-       Status::NOT_SUPPORTED,
-       "fp32"},
+      {one_of(kOpaqueLayout), {}, ask, kUnsupported, "opaque"},
+      {one_of(scaled), {}, ask, kUnsupported, "scales"},
+      {one_of(by_channel), {}, ask, kUnsupported, "a scale for each channel"},
+      {one_of(wide), {}, ask, kUnsupported, "fp32"},
   };
   for (const Wrong& wrong : wrongs) {
     HeadsOfBlocks heads = wrong.heads;
