@@ -100,6 +100,9 @@ TurningCentre CentreMaker::make(const Number& number, std::span<const uint16_t> 
   const uint32_t half = amplitudes.empty() ? 0 : rotary.dim / 2u;
   state_.assign(channels + 64, 0);
   right_.assign(channels + 64, 0);
+  halves_.assign(channels + 64, 0);
+  factors_.assign(channels + 64, 0);
+  bool has_factors = true;
   const int fraction = 13 - number.magnitude_bits;  // a vector can be longer than its components
   for (uint32_t c = 0; c < amplitudes.size(); ++c) {
     state_[c] = saturated(int64_t{amplitudes[c]} * (1 << (static_cast<int>(shift) + fraction)));
@@ -108,12 +111,23 @@ TurningCentre CentreMaker::make(const Number& number, std::span<const uint16_t> 
       const uint32_t partner = c % rotary.dim < half ? c + half : c - half;
       right -= std::max(exponents[partner] - exponents[c], 0);
     }
-    right_[c] = static_cast<int16_t>(right < 0 ? 15 : right);  // too far from any centre
+    if (right < 0) right = 15;  // too far from any centre
+    right_[c] = static_cast<int16_t>(right);
+    halves_[c] = static_cast<int16_t>((1 << right) / 2);
+    factors_[c] = static_cast<int16_t>(0x8000 >> right);
+    has_factors &= right > 0;
   }
-  if (half == 0) return {channels, 0, nullptr, nullptr, state_.data(), right_.data()};
+  TurningCentre centre{
+      .channels = channels, .half = half, .state = state_.data(), .right = right_.data()};
+  if (has_factors) {
+    centre.halves = halves_.data();
+    centre.factors = factors_.data();
+  }
+  if (half == 0) return centre;
   set_turns(rotary);
-  return {channels,      half,         turns_->cosines.data(), turns_->sines.data(),
-          state_.data(), right_.data()};
+  centre.cosines = turns_->cosines.data();
+  centre.sines = turns_->sines.data();
+  return centre;
 }
 
 }  // namespace bowhead::compression

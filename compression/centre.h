@@ -51,6 +51,9 @@ struct TurningCentre {
   const int16_t* sines = nullptr;    ///< from -32767
   int16_t* state = nullptr;          ///< by channel, with fraction bits
   const int16_t* right = nullptr;    ///< by channel: number of fraction bits
+  /// By channel, for instruction sets whose lanes are all shifted alike: half of 2^right, and 2^15 /
+  /// 2^right; or both 0 where the state is. Null if some channel has no fraction bits.
+  const int16_t *halves = nullptr, *factors = nullptr;
 
   int16_t at(uint32_t channel) const {
     return static_cast<int16_t>(state[channel] >> right[channel]);
@@ -61,6 +64,10 @@ inline TurningCentre some_channels(TurningCentre centre, uint32_t first, uint32_
   centre.channels = channels;
   centre.state += first;
   centre.right += first;
+  if (centre.factors != nullptr) {
+    centre.halves += first;
+    centre.factors += first;
+  }
   return centre;
 }
 /// Advances to the next token. Exists once more per instruction set (planes.h).
@@ -84,7 +91,7 @@ class CentreMaker {
   void set_turns(const Rotary& rotary);
 
   std::shared_ptr<const Turns> turns_;
-  Lines<int16_t> state_, right_;
+  Lines<int16_t> state_, right_, halves_, factors_;
 };
 
 }  // namespace bowhead::compression

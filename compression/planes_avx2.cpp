@@ -30,14 +30,37 @@ I16 product(I16 a, I16 b) { return I16(_mm256_mulhrs_epi16(__m256i(a), __m256i(b
 I16 saturated_sum(I16 a, I16 b) { return I16(_mm256_adds_epi16(__m256i(a), __m256i(b))); }
 I16 saturated_difference(I16 a, I16 b) { return I16(_mm256_subs_epi16(__m256i(a), __m256i(b))); }
 
+U16 sign_extended(const uint8_t* bytes) { return U16(_mm256_cvtepi8_epi16(load<__m128i>(bytes))); }
+/// For signed words, by at most 15.
+BOWHEAD_INLINE U16 shifted_right_signed(U16 words, U16 by) {
+  const U32 w = U32(words), n = U32(by);
+  return U16(U32(I32(w << 16) >> I32(n & 0xFFFF)) >> 16 |
+             (U32(I32(w) >> I32(n >> 16)) & 0xFFFF0000));
+}
+/// By a product, which rounds: so half is taken off before. (Saturation changes nothing: what would
+/// be below the least number is rounded to the same.)
+U16 centre_at(const TurningCentre& t, uint32_t channel) {
+  const I16 state = load<I16>(t.state + channel);
+  if (t.factors == nullptr) return shifted_right_signed(U16(state), load<U16>(t.right + channel));
+  return U16(product(saturated_difference(state, load<I16>(t.halves + channel)),
+                     load<I16>(t.factors + channel)));
+}
+
 uint32_t ones_in(uint64_t bits) { return static_cast<uint32_t>(_mm_popcnt_u64(bits)); }
 
+template <uint32_t kMost>
 U16 take_fields(U16 masks, BitSource& from) {
+  constexpr uint32_t kAtOnce = 8 * kMost <= 57 ? 2 : 1;
   const U64 fields = U64(masks);
   U64 words{};
-  from.take([&](uint32_t i, uint64_t run) {
-    words[i] = _pdep_u64(run, fields[i]);
-    return ones_in(fields[i]);
+  from.take<kRuns / kAtOnce, 4 * kMost * kAtOnce>([&](uint32_t i, uint64_t run) {
+    uint32_t count = ones_in(fields[i * kAtOnce]);
+    words[i * kAtOnce] = _pdep_u64(run, fields[i * kAtOnce]);
+    if constexpr (kAtOnce == 2) {
+      words[i * kAtOnce + 1] = _pdep_u64(run >> count, fields[i * kAtOnce + 1]);
+      count += ones_in(fields[i * kAtOnce + 1]);
+    }
+    return count;
   });
   return U16(words);
 }
@@ -75,7 +98,7 @@ void put_nibbles(U8 bytes, BitSink& to) {
 
 U8 take_nibbles(const uint8_t* map, BitSource& from) {
   U64 words{};
-  from.take([&](uint32_t i, uint64_t run) {
+  from.take<kRuns, 64>([&](uint32_t i, uint64_t run) {
     uint16_t some;
     memcpy(&some, map + size_t{i} * 2, 2);
     words[i] = _pdep_u64(run, _pdep_u64(some, kEachNibble) * 15);

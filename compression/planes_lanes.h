@@ -11,6 +11,7 @@ namespace {
 
 // Functions of a Number are inlined where it is a constant, and their loops are unrolled there.
 #define BOWHEAD_INLINE inline __attribute__((always_inline))
+#define BOWHEAD_INLINE_LAMBDA __attribute__((always_inline))
 
 constexpr uint32_t kBlock = BOWHEAD_VECTOR_BYTES;
 constexpr uint32_t kWords = kBlock / 2, kRuns = kBlock / 8;
@@ -34,6 +35,10 @@ BOWHEAD_INLINE U8 looked_up(U8 table, U8 index);
 BOWHEAD_INLINE I16 product(I16 a, I16 b);
 BOWHEAD_INLINE I16 saturated_sum(I16 a, I16 b);
 BOWHEAD_INLINE I16 saturated_difference(I16 a, I16 b);
+/// As many bytes as there are words.
+BOWHEAD_INLINE U16 sign_extended(const uint8_t* bytes);
+/// Of channels from this one on, as TurningCentre::at().
+BOWHEAD_INLINE U16 centre_at(const TurningCentre& t, uint32_t channel);
 
 // ---- lanes ----
 
@@ -107,12 +112,6 @@ BOWHEAD_INLINE U16 shifted_right(U16 words, U16 by) {
   const U32 w = U32(words), n = U32(by);
   return U16((w & 0xFFFF) >> (n & 0xFFFF) | (w >> (n >> 16) & 0xFFFF0000));
 }
-/// For signed words, by at most 15.
-BOWHEAD_INLINE U16 shifted_right_signed(U16 words, U16 by) {
-  const U32 w = U32(words), n = U32(by);
-  return U16(U32(I32(w << 16) >> I32(n & 0xFFFF)) >> 16 |
-             (U32(I32(w) >> I32(n >> 16)) & 0xFFFF0000));
-}
 
 /// For words below 16: byte(i) of each word i, as the low byte; the high one is 0.
 template <class Byte, size_t... i>
@@ -136,20 +135,21 @@ class BitSource {
  public:
   BitSource(std::span<const uint8_t> from, uint64_t begin)
       : from_(from.data()), size_(from.size()), at_(begin) {}
-  /// Calls use(i, run) with at most 64 bits, of which it takes as many as it returns, the lowest,
-  /// and with the bits after them, for each i of a block.
-  template <class Use>
+  /// Calls use(i, run), so often, with the next bits, at least kBits, of which it takes as many as
+  /// it returns, the lowest: together no more than a block has.
+  template <uint32_t kTimes, uint32_t kBits, class Use>
   BOWHEAD_INLINE void take(const Use& use) {
     uint8_t edge[kMostRead];
     const uint64_t at = at_ / 8;
     const uint8_t* from = at + kMostRead <= size_ ? from_ + at : copy_edge(at, edge);
     uint64_t bit = at_ % 8;
 #pragma GCC unroll 4
-    for (uint32_t i = 0; i < kRuns; ++i) {
+    for (uint32_t i = 0; i < kTimes; ++i) {
       uint64_t low;
       memcpy(&low, from + bit / 8, 8);
-      const uint64_t high = from[bit / 8 + 8];
-      bit += use(i, low >> bit % 8 | high << 1 << (63 - bit % 8));
+      low >>= bit % 8;
+      if constexpr (kBits > 57) low |= uint64_t{from[bit / 8 + 8]} << 1 << (63 - bit % 8);
+      bit += use(i, low);
     }
     at_ = at * 8 + bit;
   }
@@ -170,6 +170,7 @@ class BitSource {
 
 /// The bits of words where `masks` have ones, side by side: from a stream, and into one. Also
 /// defined by the including file. Masks have ones in their lowest bits only, at most kMost.
+template <uint32_t kMost>
 BOWHEAD_INLINE U16 take_fields(U16 masks, BitSource& from);
 template <uint32_t kMost>
 BOWHEAD_INLINE void put_fields(U16 words, U16 masks, BitSink& to);
@@ -271,7 +272,8 @@ StepCount count_rests(const Number& number, const void* values, size_t row_bytes
 // ---- centres ----
 
 BOWHEAD_INLINE void turn_vectors(const TurningCentre& t) {
-  if (t.half % kWords != 0) return turn(t);
+  // A copy, so that the caller's stays in registers.
+  if (t.half % kWords != 0) return turn(TurningCentre(t));
   for (uint32_t head = 0; t.half != 0 && head < t.channels; head += 2 * t.half) {
     for (uint32_t i = 0; i < t.half; i += kWords) {
       int16_t* at_x = t.state + head + i;
@@ -285,10 +287,7 @@ BOWHEAD_INLINE void turn_vectors(const TurningCentre& t) {
 }
 
 BOWHEAD_INLINE Words load_centre(const TurningCentre& t, uint32_t first) {
-  const auto of = [&](uint32_t channel) {
-    return shifted_right_signed(load<U16>(t.state + channel), load<U16>(t.right + channel));
-  };
-  return {of(first), of(first + kWords)};
+  return {centre_at(t, first), centre_at(t, first + kWords)};
 }
 
 // ---- split ----
@@ -420,6 +419,83 @@ BOWHEAD_INLINE U8 gather_planes(const uint8_t* const* planes, uint32_t count, si
   return bytes;
 }
 
+/// Elements of `kBytes` of the low or the high halves of each 16 bytes: of a and of b in turn.
+template <size_t kBytes, size_t kHalf, size_t... i>
+BOWHEAD_INLINE U8 zipped(U8 a, U8 b, std::index_sequence<i...>) {
+  return __builtin_shufflevector(
+      a, b,
+      (i / 16 * 16 + (kHalf * 8 / kBytes + i % 16 / kBytes / 2) * kBytes + i % kBytes +
+       i / kBytes % 2 * kBlock)...);
+}
+
+/// Exchanges the bits of `a` above others by `kBy` with those of `b` below such.
+template <uint32_t kBy>
+BOWHEAD_INLINE void exchange_bits(U8& a, U8& b) {
+  constexpr uint8_t kLow = kBy == 4 ? 0x0F : kBy == 2 ? 0x33 : 0x55;
+  const U8 other = (U8(U16(a) >> kBy) ^ b) & (U8{} + kLow);
+  b ^= other;
+  a ^= U8(U16(other) << kBy);
+}
+
+/// 16 bytes to every 128.
+BOWHEAD_INLINE void store_parts(uint8_t* to, U8 bytes) {
+  typedef uint8_t Part __attribute__((vector_size(16)));
+  Part parts[kBlock / 16];
+  memcpy(parts, &bytes, sizeof parts);
+  for (uint32_t i = 0; i < kBlock / 16; ++i) store(to + size_t{128} * i, parts[i]);
+}
+
+/// A byte of each channel, whose bit i is that of row(i): rows of kBlock bytes are a matrix of bits
+/// that is transposed, 8 channels and 8 rows at a time, then bytes are brought in their order.
+template <class Row>
+BOWHEAD_INLINE void transpose(const Row& row, uint8_t* bytes) {
+  U8 r[8];
+#pragma GCC unroll 8
+  for (uint32_t i = 0; i < 8; ++i) r[i] = row(i);
+#pragma GCC unroll 4
+  for (uint32_t i = 0; i < 4; ++i) exchange_bits<4>(r[i], r[i + 4]);
+#pragma GCC unroll 4
+  for (uint32_t i = 0; i < 4; ++i) exchange_bits<2>(r[i / 2 * 4 + i % 2], r[i / 2 * 4 + i % 2 + 2]);
+#pragma GCC unroll 4
+  for (uint32_t i = 0; i < 4; ++i) exchange_bits<1>(r[2 * i], r[2 * i + 1]);
+  // r[j]: channel j of every 8.
+  U8 pairs[8], fours[8];
+#pragma GCC unroll 4
+  for (uint32_t i = 0; i < 4; ++i) {
+    pairs[2 * i] = zipped<1, 0>(r[2 * i], r[2 * i + 1], EachByte{});
+    pairs[2 * i + 1] = zipped<1, 1>(r[2 * i], r[2 * i + 1], EachByte{});
+  }
+#pragma GCC unroll 4
+  for (uint32_t i = 0; i < 4; ++i) {
+    const uint32_t from = i / 2 * 4 + i % 2;
+    fours[i / 2 * 4 + i % 2 * 2] = zipped<2, 0>(pairs[from], pairs[from + 2], EachByte{});
+    fours[i / 2 * 4 + i % 2 * 2 + 1] = zipped<2, 1>(pairs[from], pairs[from + 2], EachByte{});
+  }
+#pragma GCC unroll 4
+  for (uint32_t i = 0; i < 4; ++i) {
+    // Of each 16 bytes of the rows.
+    store_parts(bytes + 32 * i, zipped<4, 0>(fours[i], fours[i + 4], EachByte{}));
+    store_parts(bytes + 32 * i + 16, zipped<4, 1>(fours[i], fours[i + 4], EachByte{}));
+  }
+}
+
+/// Where a plane is read, one block of channels after the other: chunks of 8 blocks are transposed
+/// together, as long as there are whole ones, where rows are whole blocks.
+class PlanePosition {
+ public:
+  BOWHEAD_INLINE PlanePosition(uint32_t tokens, uint32_t channels)
+      : whole_(channels % kBlock == 0 ? size_t{tokens} * channels / (8 * kBlock) * kBlock : 0) {}
+  BOWHEAD_INLINE size_t next(uint32_t lanes) {
+    const size_t at = at_;
+    at_ += (lanes + 7) / 8;
+    return at;
+  }
+  BOWHEAD_INLINE bool is_in_chunk(size_t at) const { return at < whole_; }
+
+ private:
+  size_t at_ = 0, whole_;
+};
+
 BOWHEAD_INLINE Words gather_differences(const Number& number, const uint8_t* const* planes,
                                         size_t at, uint32_t lanes) {
   const uint32_t bits = number.magnitude_bits, above = bits > 8 ? bits - 8 : 0;
@@ -428,6 +504,48 @@ BOWHEAD_INLINE Words gather_differences(const Number& number, const uint8_t* con
   const U8 high = gather_planes(planes + 1, above, at, lanes);
   return widen(low ^ signs, high ^ signs);
 }
+
+/// d, of one block after the other.
+template <size_t kNumber>
+class Differences {
+ public:
+  BOWHEAD_INLINE Differences(const uint8_t* const* planes, uint32_t tokens, uint32_t channels)
+      : planes_(planes), position_(tokens, channels) {}
+  BOWHEAD_INLINE Words take(uint32_t lanes) {
+    const size_t at = position_.next(lanes);
+    if (!position_.is_in_chunk(at))
+      return gather_differences(kNumbers[kNumber], planes_, at, lanes);
+    if (at % kBlock == 0) fill(at);
+    return of_chunk(at);
+  }
+
+ private:
+  static constexpr uint32_t kBits = kNumbers[kNumber].magnitude_bits;
+  static constexpr uint32_t kAbove = kBits > 8 ? kBits - 8 : 0, kLow = kBits - kAbove;
+
+  /// The low byte of d; above its bits the sign.
+  BOWHEAD_INLINE void fill(size_t at) {
+    const U8 sign = load<U8>(planes_[0] + at);
+    const auto row = [&](uint32_t i) BOWHEAD_INLINE_LAMBDA {
+      return i < kLow ? load<U8>(planes_[kBits - i] + at) ^ sign : sign;
+    };
+    transpose(row, low_);
+  }
+  BOWHEAD_INLINE Words of_chunk(size_t at) const {
+    const uint8_t* low = low_ + at % kBlock * 8;
+    if constexpr (kBits < 8) {
+      return {sign_extended(low), sign_extended(low + kWords)};
+    } else {
+      const U8 high =
+          gather_planes(planes_ + 1, kAbove, at, kBlock) ^ -gather_planes(planes_, 1, at, kBlock);
+      return widen(load<U8>(low), high);
+    }
+  }
+
+  const uint8_t* const* planes_;
+  PlanePosition position_;
+  uint8_t low_[8 * kBlock];
+};
 
 /// Lanes of 32 bits for the even and the odd words: numbers as floats, of which the exponent and
 /// the first bits are used.
@@ -459,7 +577,7 @@ BOWHEAD_INLINE U16 exact(U16 q, U16 t, U16 largest, U16 valid, U16 far, BitSourc
                     all_of(127u << kBits);
   const U16 masks =
       ones_of<kBits>(known >> kBits, [](size_t i) { return i < kBits ? kBits - i : 0; });
-  const U16 bits = known + take_fields(masks & valid, remainder) +
+  const U16 bits = known + take_fields<kBits>(masks & valid, remainder) +
                    ((largest - all_of(kBits) - (far - zero)) << kBits);
   return with_sign(number, bits, q);
 }
@@ -468,14 +586,14 @@ template <size_t kNumber>
 bool merge_exact(const TileFrame& tile, const Merge& in, uint8_t* values) {
   constexpr const Number& number = kNumbers[kNumber];
   const U16 magnitude = all_of((1u << number.magnitude_bits) - 1);
+  Differences<kNumber> differences(in.planes, tile.tokens, tile.channels);
   BitSource remainder(in.remainder, in.remainder_begin);
   ByteSource exceptions(in.exceptions);
   for (uint32_t token = 0; token < tile.tokens; ++token) {
     if (token > 0) turn_vectors(tile.centre);
     for (uint32_t first = 0; first < tile.channels; first += kBlock) {
       const uint32_t lanes = std::min(kBlock, tile.channels - first);
-      const size_t at = token * tile.row_bytes() + first / 8;
-      const Words d = gather_differences(number, in.planes, at, lanes);
+      const Words d = differences.take(lanes);
       const Words centre = load_centre(tile.centre, first);
       const Words q = {d.a + centre.a, d.b + centre.b};
       uint8_t* to = values + (size_t{token} * tile.channels + first) * number.element_bytes;
@@ -525,12 +643,12 @@ bool merge_prefix(const TileFrame& tile, const Merge& in, uint8_t* values) {
   for (uint32_t p = 0; p < number.planes(); ++p) planes[p] = in.planes[p < in.plane_count ? p : 0];
   const uint32_t half_unit = 1u << (number.planes() - in.plane_count);
   const U16 half = all_of(half_unit), known = all_of(0u - 2 * half_unit);
+  Differences<kNumber> differences(planes, tile.tokens, tile.channels);
   for (uint32_t token = 0; token < tile.tokens; ++token) {
     if (token > 0) turn_vectors(tile.centre);
     for (uint32_t first = 0; first < tile.channels; first += kBlock) {
       const uint32_t lanes = std::min(kBlock, tile.channels - first);
-      const size_t at = token * tile.row_bytes() + first / 8;
-      const Words d = gather_differences(number, planes, at, lanes);
+      const Words d = differences.take(lanes);
       const Words centre = load_centre(tile.centre, first);
       // Twice d, with a one and then zeros for the unknown bits: the middle, whatever the sign.
       const Words twice = {((d.a << 1 & known) | half) + (centre.a << 1),
@@ -576,60 +694,63 @@ BOWHEAD_INLINE void store_row(int16_t* to, Words words) {
   store(to + kWords, words.b);
 }
 
-/// Twice the middles of the intervals of d that the first planes show.
+/// Twice the middles of the intervals of d that the first planes show, of one block after the
+/// other.
 template <size_t kNumber>
-struct FirstPlanes {
-  static constexpr const Number& number = kNumbers[kNumber];
-  const uint8_t* const* shown;
-  uint32_t count;
-  const uint8_t* planes[kMaxPlanes + 1];  ///< bits of missing ones are masked off
-  U16 half, known;
-
-  BOWHEAD_INLINE FirstPlanes(const uint8_t* const* first, uint32_t plane_count)
-      : shown(first), count(plane_count) {
-    for (uint32_t p = 0; p < number.planes(); ++p) planes[p] = shown[p < count ? p : 0];
-    half = all_of(1u << missing());
-    known = all_of(0u - (2u << missing()));
+class FirstPlanes {
+ public:
+  BOWHEAD_INLINE FirstPlanes(const uint8_t* const* shown, uint32_t count, uint32_t tokens,
+                             uint32_t channels)
+      : count_(count), position_(count <= 8 ? tokens : 0, channels) {
+    for (uint32_t p = 0; p < number.planes(); ++p) planes_[p] = shown[p < count ? p : 0];
+    const uint32_t missing = number.planes() - count;
+    half_ = all_of(1u << missing);
+    known_ = all_of(0u - (2u << missing));
   }
-  BOWHEAD_INLINE uint32_t missing() const { return number.planes() - count; }
-  BOWHEAD_INLINE Words twice(size_t at, uint32_t lanes) const {
-    // Loops of a constant length are unrolled: of as few planes as estimates have, of 8, which
-    // exact searches read, and of all.
-    switch (count) {
-      case 2:
-        return from_magnitudes(gather_planes(shown + 1, 1, at, lanes), at, lanes);
-      case 3:
-        return from_magnitudes(gather_planes(shown + 1, 2, at, lanes), at, lanes);
-      case 4:
-        return from_magnitudes(gather_planes(shown + 1, 3, at, lanes), at, lanes);
-      case 5:
-        return from_magnitudes(gather_planes(shown + 1, 4, at, lanes), at, lanes);
-      case 8:
-        return from_magnitudes(gather_planes(shown + 1, 7, at, lanes), at, lanes);
-      default: {
-        const Words d = gather_differences(number, planes, at, lanes);
-        return {(d.a << 1 & known) | half, (d.b << 1 & known) | half};
-      }
+  BOWHEAD_INLINE Words take(uint32_t lanes) {
+    const size_t at = position_.next(lanes);
+    if (position_.is_in_chunk(at)) {
+      if (at % kBlock == 0) fill(at);
+      const uint8_t* bits = first_bits_ + at % kBlock * 8;
+      return {middles_of(bits), middles_of(bits + kWords)};
     }
+    // Bits of missing planes are masked off.
+    const Words d = gather_differences(number, planes_, at, lanes);
+    return {(d.a << 1 & known_) | half_, (d.b << 1 & known_) | half_};
   }
-  BOWHEAD_INLINE Words from_magnitudes(U8 magnitudes, size_t at, uint32_t lanes) const {
-    const U8 signs = -gather_planes(shown, 1, at, lanes);
-    const Words m = widen(magnitudes, U8{}), s = widen(signs, signs);
-    return {(((m.a << 1 | 1) << missing()) ^ s.a) - s.a,
-            (((m.b << 1 | 1) << missing()) ^ s.b) - s.b};
+
+ private:
+  static constexpr const Number& number = kNumbers[kNumber];
+
+  /// The first bits of d, the sign the highest.
+  BOWHEAD_INLINE void fill(size_t at) {
+    const U8 sign = load<U8>(planes_[0] + at);
+    const auto row = [&](uint32_t i) BOWHEAD_INLINE_LAMBDA {
+      const uint32_t p = 7 - i;
+      return p == 0 ? sign : p < count_ ? load<U8>(planes_[p] + at) ^ sign : U8{};
+    };
+    transpose(row, first_bits_);
   }
+  BOWHEAD_INLINE U16 middles_of(const uint8_t* bits) const {
+    constexpr int kLeft = number.magnitude_bits - 6;
+    const U16 d = sign_extended(bits);
+    return (kLeft >= 0 ? d << std::max(kLeft, 0) : U16(I16(d) >> std::max(-kLeft, 0))) | half_;
+  }
+
+  uint32_t count_;
+  PlanePosition position_;
+  const uint8_t* planes_[kMaxPlanes + 1];
+  U16 half_, known_;
+  uint8_t first_bits_[8 * kBlock];
 };
 
 template <size_t kNumber>
 void differences_as(const uint8_t* const* shown, uint32_t plane_count, uint32_t tokens,
                     uint32_t channels, int16_t* twice) {
-  const FirstPlanes<kNumber> planes(shown, plane_count);
-  const size_t row_bytes = (channels + 7) / 8;
+  FirstPlanes<kNumber> planes(shown, plane_count, tokens, channels);
   for (uint32_t token = 0; token < tokens; ++token, twice += padded_channels(channels)) {
-    for (uint32_t first = 0; first < channels; first += kBlock) {
-      const uint32_t lanes = std::min(kBlock, channels - first);
-      store_row(twice + first, planes.twice(token * row_bytes + first / 8, lanes));
-    }
+    for (uint32_t first = 0; first < channels; first += kBlock)
+      store_row(twice + first, planes.take(std::min(kBlock, channels - first)));
   }
 }
 
@@ -643,23 +764,24 @@ void differences(const Number& number, const uint8_t* const* planes, uint32_t pl
 template <size_t kNumber, bool kScaled>
 void middles_as(const TileFrame& tile, const uint8_t* const* shown, uint32_t plane_count,
                 const int16_t* scales, int16_t* rows, int16_t* states) {
-  const FirstPlanes<kNumber> planes(shown, plane_count);
-  for (uint32_t token = 0; token < tile.tokens; ++token, rows += padded_channels(tile.channels)) {
+  const TurningCentre centre = tile.centre;
+  const uint32_t channels = tile.channels, tokens = tile.tokens;
+  FirstPlanes<kNumber> planes(shown, plane_count, tokens, channels);
+  for (uint32_t token = 0; token < tokens; ++token, rows += padded_channels(channels)) {
     if (token % kStateTokens == 0) {
-      memcpy(states, tile.centre.state, tile.channels * sizeof *states);
-      states += tile.channels;
+      memcpy(states, centre.state, channels * sizeof *states);
+      states += channels;
     }
-    for (uint32_t first = 0; first < tile.channels; first += kBlock) {
-      const uint32_t lanes = std::min(kBlock, tile.channels - first);
-      Words twice = planes.twice(token * tile.row_bytes() + first / 8, lanes);
+    for (uint32_t first = 0; first < channels; first += kBlock) {
+      Words twice = planes.take(std::min(kBlock, channels - first));
       if constexpr (kScaled) {
         twice.a = U16(product(I16(twice.a), load<I16>(scales + first)));
         twice.b = U16(product(I16(twice.b), load<I16>(scales + first + kWords)));
       }
-      const Words centre = load_centre(tile.centre, first);
-      store_row(rows + first, {twice.a + (centre.a << 1), twice.b + (centre.b << 1)});
+      const Words at = load_centre(centre, first);
+      store_row(rows + first, {twice.a + (at.a << 1), twice.b + (at.b << 1)});
     }
-    turn_vectors(tile.centre);
+    turn_vectors(centre);
   }
 }
 

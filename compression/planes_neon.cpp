@@ -25,6 +25,12 @@ I16 product(I16 a, I16 b) { return I16(vqrdmulhq_s16(int16x8_t(a), int16x8_t(b))
 I16 saturated_sum(I16 a, I16 b) { return I16(vqaddq_s16(int16x8_t(a), int16x8_t(b))); }
 I16 saturated_difference(I16 a, I16 b) { return I16(vqsubq_s16(int16x8_t(a), int16x8_t(b))); }
 
+U16 sign_extended(const uint8_t* bytes) { return U16(vmovl_s8(load<int8x8_t>(bytes))); }
+U16 centre_at(const TurningCentre& t, uint32_t channel) {
+  const int16x8_t right = int16x8_t(load<I16>(t.right + channel));
+  return U16(vshlq_s16(int16x8_t(load<I16>(t.state + channel)), vnegq_s16(right)));
+}
+
 /// The bits of four words, side by side, and their number.
 struct Runs {
   U64 bits, counts;
@@ -44,11 +50,13 @@ Runs join(U16 bits, U16 counts) {
   return {(pairs & 0xFFFFFFFF) | pairs >> 32 << (count & 0xFFFFFFFF), sums_of_fours(counts)};
 }
 
-/// The inverse, from a stream: words have other bits above theirs.
+/// The inverse, from a stream, of at most kMost bits for each four: words have other bits above
+/// theirs.
+template <uint32_t kMost>
 U16 deal(U16 counts, BitSource& from) {
   const U64 run_counts = sums_of_fours(counts), count = U64(sums_of_pairs(counts));
   U64 runs{};
-  from.take([&](uint32_t i, uint64_t run) {
+  from.take<kRuns, kMost>([&](uint32_t i, uint64_t run) {
     runs[i] = run;
     return run_counts[i];
   });
@@ -58,7 +66,10 @@ U16 deal(U16 counts, BitSource& from) {
 
 U16 ones_in(U16 words) { return U16(vpaddlq_u8(vcntq_u8(uint8x16_t(words)))); }
 
-U16 take_fields(U16 masks, BitSource& from) { return deal(ones_in(masks), from) & masks; }
+template <uint32_t kMost>
+U16 take_fields(U16 masks, BitSource& from) {
+  return deal<4 * kMost>(ones_in(masks), from) & masks;
+}
 
 template <uint32_t kMost>
 void put_fields(U16 words, U16 masks, BitSink& to) {
@@ -95,7 +106,7 @@ U8 take_nibbles(const uint8_t* map, BitSource& from) {
   const Words some = {U16(spread(rows[0])), U16(spread(rows[1]))};
   const U8 some_low = narrow(some), some_high = narrow({some.a >> 8, some.b >> 8});
   const U8 count = (some_low & 4) + (some_high & 4);
-  const U16 pairs = deal(counts_of_pairs(count), from);
+  const U16 pairs = deal<64>(counts_of_pairs(count), from);
   const U8 bytes = U8((pairs & 0xFF) | shifted_right(pairs, U16(count) & 0xFF) << 8);
   const Nibbles both = nibbles_of(bytes);
   const U8 high = some_low == 0 ? both.low : both.high;

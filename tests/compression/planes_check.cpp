@@ -258,8 +258,10 @@ std::string fault_in_lies(const PlaneKernels& kernels, NumberFormat kind) {
     return bytes;
   };
   for (uint32_t i = 0; i < 1000; ++i) {
-    const auto tokens = static_cast<uint32_t>(1 + random.below(4));
-    const auto channels = static_cast<uint32_t>(1 + random.below(150));
+    // Also rows that are whole vectors.
+    const auto tokens = static_cast<uint32_t>(1 + random.below(9));
+    const auto channels =
+        static_cast<uint32_t>(i % 2 == 0 ? 1 + random.below(150) : 32 * (1 + random.below(5)));
     const Shape shape{kind, 1, tokens, channels};
     Planes lies;
     for (uint32_t c = 0; c < channels + 64; ++c)
