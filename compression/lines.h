@@ -4,7 +4,9 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <new>
+#include <type_traits>
 #include <vector>
 
 namespace bowhead::compression {
@@ -24,5 +26,18 @@ struct LineAllocator {
 
 template <class T>
 using Lines = std::vector<T, LineAllocator<T>>;
+
+/// Elements that nobody has set.
+template <class T>
+struct LineDeleter {
+  void operator()(T* p) const { LineAllocator<T>().deallocate(p, 0); }
+};
+template <class T>
+using UnsetLines = std::unique_ptr<T[], LineDeleter<T>>;
+template <class T>
+UnsetLines<T> unset_lines(size_t n) {
+  static_assert(std::is_trivial_v<T>);
+  return UnsetLines<T>(LineAllocator<T>().allocate(n));
+}
 
 }  // namespace bowhead::compression

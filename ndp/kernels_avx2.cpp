@@ -40,6 +40,7 @@ BOWHEAD_INLINE void multiply_rows(const uint32_t (*pairs)[kProductQueries], cons
                                   uint32_t channels, int32_t* sums) {
   static_assert(kProductQueries == 8);
   __m256i all[kRows] = {};
+#pragma GCC unroll 8
   for (uint32_t pair = 0; pair < channels / 2; ++pair) {
     const __m256i of_queries = load<__m256i>(pairs[pair]);
 #pragma GCC unroll 4

@@ -155,8 +155,12 @@ class Shared {
     return bytes;
   }
 
+  /// Tokens whose bounds are compared at once: a tile may begin before there are enough.
+  size_t most_compared() const { return std::min(tokens, kComparedTokens + size_t{most_tokens}); }
+
   std::vector<Piece> pieces;
   size_t tokens = 0;
+  uint32_t most_tokens = 0;  ///< of a tile
   bool estimates = false;
   std::vector<LineSet> reads;  ///< by block
   StreamCoder coder{FrameBytes::MAY_CHANGE};
@@ -196,6 +200,7 @@ void Shared::open(std::span<const HeadKeys> heads, const Views& views) {
       piece.tokens_at = tokens;
       piece.in_planes = are_scannable(heads, b, t);
       tokens += tile.tokens;
+      most_tokens = std::max(most_tokens, tile.tokens);
     }
   }
 }
@@ -317,7 +322,7 @@ class Scan {
 
   // Of tokens whose bounds are to be compared: sums of products, by token and query; and the lower
   // bounds of some.
-  Lines<int32_t> sums_;
+  UnsetLines<int32_t> sums_;
   size_t sum_tokens_ = 0;  // of them
   std::vector<Bounded> bounded_;
   Lines<float> sample_;
@@ -346,6 +351,7 @@ Scan::Scan(const HeadKeys& head, const Views& views, uint32_t k, Shared& shared)
       numbers_(size_t{kProductQueries} * padded_),
       scales_(padded_ + 64),
       rows_(size_t{kTileTokens} * padded_),
+      sums_(unset_lines<int32_t>(shared.most_compared() * kProductQueries)),
       exact_rows_(size_t{kExactRows} * channels_) {
   // Those that are not finite cost much: not together with others.
   for (const bool finite : {true, false}) {
@@ -471,7 +477,6 @@ Status Scan::scan_planes(size_t index) {
   if (const Status status = load(index, count); status != Status::OK) return status;
   if (!set_lanes(index, count)) return scan_values(piece);
   if (shared_.estimates) set_scales(index, count);
-  sums_.resize(std::max(sums_.size(), (sum_tokens_ + tile.tokens) * kProductQueries));
   int32_t* sums = &sums_[sum_tokens_ * kProductQueries];
   for (uint32_t first = 0; first < tile.tokens; first += kTileTokens) {
     const uint32_t tokens = std::min(kTileTokens, tile.tokens - first);
@@ -481,8 +486,10 @@ Status Scan::scan_planes(size_t index) {
       parts_[index].reader->middles(first, tokens, count, scaled_ ? scales_.data() : nullptr,
                                     rows_.data());
       kernels().products({numbers_.data(), rows_.data(), tokens, padded_}, of);
+      hide_unseen(position, tokens, of);
+    } else {
+      std::fill_n(of, size_t{tokens} * kProductQueries, kNotVisible);
     }
-    hide_unseen(position, tokens, of);
   }
   sum_tokens_ += tile.tokens;
   bounded_.push_back({piece.tokens_at, tile.tokens, units_, offs_});
@@ -514,7 +521,7 @@ void Scan::hide_unseen(uint32_t position, uint32_t tokens, int32_t* sums) const 
 /// Notes those of the tokens in bounded_ that may be among the best.
 void Scan::compare_bounds() {
   raise_least();
-  const int32_t* sums = sums_.data();
+  const int32_t* sums = sums_.get();
   for (const Bounded& bounded : bounded_) {
     take_candidates(bounded, sums);
     sums += size_t{bounded.tokens} * kProductQueries;
@@ -529,7 +536,7 @@ void Scan::sample_lows() {
   sample_.resize(
       std::max(sample_.size(), (sum_tokens_ / kStride + bounded_.size()) * kProductQueries));
   sample_tokens_ = 0;
-  const int32_t* sums = sums_.data();
+  const int32_t* sums = sums_.get();
   for (const Bounded& bounded : bounded_) {
     QueryFloats units, offs;
     for (uint32_t lane = 0; lane < kProductQueries; ++lane) {
@@ -602,7 +609,7 @@ void Scan::raise_least() {
   sample_lows();
   const QueryFloats best = best_of_sample(k_ * 5 / 4 / kStride + 3);
   QueryIntegers counts{};
-  const int32_t* sums = sums_.data();
+  const int32_t* sums = sums_.get();
   for (const Bounded& bounded : bounded_) {
     QueryIntegers cuts;
     for (uint32_t lane = 0; lane < kProductQueries; ++lane)
