@@ -104,18 +104,24 @@ TurningCentre CentreMaker::make(const Number& number, std::span<const uint16_t> 
   factors_.assign(channels + 64, 0);
   bool has_factors = true;
   const int fraction = 13 - number.magnitude_bits;  // a vector can be longer than its components
-  for (uint32_t c = 0; c < amplitudes.size(); ++c) {
-    state_[c] = saturated(int64_t{amplitudes[c]} * (1 << (static_cast<int>(shift) + fraction)));
-    int right = fraction;
-    if (half != 0) {
-      const uint32_t partner = c % rotary.dim < half ? c + half : c - half;
-      right -= std::max(exponents[partner] - exponents[c], 0);
-    }
+  const int64_t unit = int64_t{1} << (static_cast<int>(shift) + fraction);
+  const auto set = [&](uint32_t c, int right) {
+    state_[c] = saturated(amplitudes[c] * unit);
     if (right < 0) right = 15;  // too far from any centre
     right_[c] = static_cast<int16_t>(right);
     halves_[c] = static_cast<int16_t>((1 << right) / 2);
     factors_[c] = static_cast<int16_t>(0x8000 >> right);
     has_factors &= right > 0;
+  };
+  if (half == 0) {
+    for (uint32_t c = 0; c < amplitudes.size(); ++c) set(c, fraction);
+  }
+  for (uint32_t head = 0; half != 0 && head < amplitudes.size(); head += 2 * half) {
+    for (uint32_t x = head, y = head + half; x < head + half; ++x, ++y) {
+      const int larger = exponents[y] - exponents[x];
+      set(x, fraction - std::max(larger, 0));
+      set(y, fraction - std::max(-larger, 0));
+    }
   }
   TurningCentre centre{
       .channels = channels, .half = half, .state = state_.data(), .right = right_.data()};

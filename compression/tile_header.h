@@ -158,14 +158,17 @@ class ByteReader {
 /// Calls each(i, value) for the values of a complete packed array.
 template <class Each>
 void for_packed(std::span<const uint8_t> packed, uint32_t width, uint32_t count, const Each& each) {
-  uint64_t pending = 0;
-  uint32_t fill = 0;
-  size_t at = 0;
-  for (uint32_t i = 0; i < count; ++i) {
-    for (; fill < width; fill += 8) pending |= uint64_t{packed[at++]} << fill;
-    each(i, static_cast<uint32_t>(pending & ((1ull << width) - 1)));
-    pending >>= width;
-    fill -= width;
+  const uint64_t mask = (uint64_t{1} << width) - 1;
+  uint64_t bit = 0;
+  for (uint32_t i = 0; i < count; ++i, bit += width) {
+    const auto from = packed.subspan(std::min<size_t>(bit / 8, packed.size()));
+    uint64_t bits = 0;
+    if (from.size() >= 8) {
+      std::memcpy(&bits, from.data(), 8);
+    } else {
+      for (size_t byte = 0; byte < from.size(); ++byte) bits |= uint64_t{from[byte]} << 8 * byte;
+    }
+    each(i, static_cast<uint32_t>(bits >> bit % 8 & mask));
   }
 }
 
