@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // topk: the same tokens of compressed blocks and others, and errors for what cannot be searched.
+#include <bowhead/bowhead.h>
+
 #include <cmath>
 #include <cstring>
 #include <fstream>
 
 #include "base/random.h"
+#include "tests/api/structs.h"
 #include "tests/cli/run.h"
 
 namespace bowhead::cli_test {
@@ -107,6 +110,36 @@ TEST_F(TopKCommand, QueriesComeFromAFileOrStandardInput) {
   const Outcome odd = topk({"a", "--queries", path("odd")});
   EXPECT_EQ(odd.code, 2) << odd.err;
   EXPECT_NE(odd.err.find("511 bytes"), std::string::npos) << odd.err;
+}
+
+/// No command makes a namespace with scales.
+TEST_F(TopKCommand, AKeyAsAQueryIsTimesItsScale) {
+  using test::sized;
+  bh_pool* pool = nullptr;
+  ASSERT_EQ(bh_pool_open(shm_locator().c_str(), 0, &pool), BH_OK) << bh_last_error();
+  auto options = sized<bh_namespace_options>();
+  options.layout.number_format = BH_NUMBER_INT8;
+  options.layout.order = BH_ORDER_HEADS_FIRST;
+  options.layout.parts = 1;
+  options.layout.layers = options.layout.heads = 1;
+  options.layout.key_channels = 4;
+  options.layout.scales = BH_SCALES_PER_ROW;
+  options.layout.scale_format = BH_NUMBER_BF16;
+  options.layout.scale_place = BH_SCALES_BEHIND_ROW;
+  bh_namespace_id ns = 0;
+  EXPECT_EQ(bh_namespace_open_with(pool, "scaled", "", &options, &ns), BH_OK) << bh_last_error();
+  // Times 8, 1 and 4.
+  const uint8_t rows[] = {1, 9, 9, 9, 0x00, 0x41, 2, 9, 9, 9, 0x80, 0x3F, 3, 9, 9, 9, 0x80, 0x40};
+  const bh_const_iovec piece = {rows, sizeof rows};
+  EXPECT_EQ(bh_put(pool, ns, {"s", 1}, &piece, 1), BH_OK) << bh_last_error();
+  bh_pool_close(pool);
+  const auto hits = json_of(topk({"s", "--like", "0", "--json"}, "scaled"))["queries"][0]["hits"];
+  const std::pair<uint32_t, double> wanted[] = {{0, 7808}, {2, 3936}, {1, 980}};
+  ASSERT_EQ(hits.size(), 3u);
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(hits[i]["token"], wanted[i].first);
+    EXPECT_NEAR(hits[i]["score"].get<double>(), wanted[i].second, 1);
+  }
 }
 
 TEST_F(TopKCommand, ADamagedBlockIsNamedByItsKey) {
