@@ -127,9 +127,10 @@ Result<PlaneAnswer> exact_top_k(const Queries& queries, std::span<const PlaneKey
                                 const Views& views, uint32_t k, Reading reading = Reading::ONE_PASS,
                                 UnreadableKeys* unreadable = nullptr);
 
-/// Keys that are likely among the k best, by so many bytes of memory for each visible token: more
-/// are read only for the first plane and heads, tiles that have no planes, and for a query that is
-/// not finite or so large or small that floats end. Scores are estimates. In one pass the queries
+/// Keys that are likely among the k best, by so many bytes of memory for each visible token, all
+/// that is read included, also the table of a frame: more are read only for the first plane and
+/// heads, tiles that have no planes, and for a query that is not finite or so large or small that
+/// floats end. Scores are estimates. In one pass the queries
 /// share the budget, for the tokens from the first to the last that one of them sees, and estimates
 /// are from the same first planes of all tokens: many times as fast. By the most useful bytes each
 /// query has it for itself, and more of the best keys are found. docs/ndp-topk.md says how many.
