@@ -48,16 +48,18 @@ int32_t product(int16_t a, int16_t b) { return (int32_t{a} * b + 0x4000) >> 15; 
 
 Rotary rotary_of(double base, uint32_t dim) {
   BOWHEAD_ASSERT(dim > 0 && dim % 2 == 0 && dim < 65536 && base > 1);
-  const double ratio = std::pow(base, -2.0 / dim);
-  return {static_cast<uint16_t>(dim),
-          static_cast<uint32_t>(std::min(std::round(std::ldexp(ratio, 32)), 4294967295.0))};
+  const double ratio = std::round(std::ldexp(std::pow(base, -2.0 / dim), 32));
+  const auto channels = static_cast<uint16_t>(dim);
+  return {.dim = channels,
+          .ratio = static_cast<uint32_t>(std::min(ratio, 4294967295.0)),
+          .head = channels};
 }
 
 Turn turn_of(uint32_t phase) { return {sine_of(phase + (1u << 30)), sine_of(phase)}; }
 
 std::vector<Turn> turns_of(const Rotary& rotary) {
-  std::vector<Turn> turns(rotary.dim / 2u);
-  uint64_t step = kTurnOfOneRadian;
+  std::vector<Turn> turns(rotary.pairs());
+  uint64_t step = rotary.step;
   for (Turn& turn : turns) {
     turn = turn_of(static_cast<uint32_t>(step));
     step = next_pair(step, rotary);
@@ -66,15 +68,12 @@ std::vector<Turn> turns_of(const Rotary& rotary) {
 }
 
 void turn(const TurningCentre& t) {
-  for (uint32_t head = 0; t.half != 0 && head < t.channels; head += 2 * t.half) {
-    int16_t* x = t.state + head;
-    int16_t* y = x + t.half;
-    for (uint32_t i = 0; i < t.half; ++i) {
-      const int16_t a = x[i], b = y[i];
-      x[i] = saturated(product(a, t.cosines[i]) - product(b, t.sines[i]));
-      y[i] = saturated(product(a, t.sines[i]) + product(b, t.cosines[i]));
-    }
-  }
+  for_pairs(t.rotary, t.channels, [&](uint32_t x, uint32_t y, uint32_t pair) {
+    const uint32_t at = t.rotary.neighbours ? 2 * pair : pair;
+    const int16_t a = t.state[x], b = t.state[y];
+    t.state[x] = saturated(product(a, t.cosines[at]) - product(b, t.sines[at]));
+    t.state[y] = saturated(product(a, t.sines[at]) + product(b, t.cosines[at]));
+  });
 }
 
 void CentreMaker::set_turns(const Rotary& rotary) {
@@ -85,8 +84,10 @@ void CentreMaker::set_turns(const Rotary& rotary) {
     auto made = std::make_shared<Turns>();
     made->rotary = rotary;
     for (const Turn& turn : turns_of(rotary)) {
-      made->cosines.push_back(turn.cosine);
-      made->sines.push_back(turn.sine);
+      for (uint32_t i = 0; i < (rotary.neighbours ? 2u : 1u); ++i) {
+        made->cosines.push_back(turn.cosine);
+        made->sines.push_back(turn.sine);
+      }
     }
     last = std::move(made);
   }
@@ -97,7 +98,6 @@ TurningCentre CentreMaker::make(const Number& number, std::span<const uint16_t> 
                                 std::span<const int16_t> amplitudes, uint32_t shift,
                                 const Rotary& rotary) {
   const auto channels = static_cast<uint32_t>(exponents.size());
-  const uint32_t half = amplitudes.empty() ? 0 : rotary.dim / 2u;
   state_.assign(channels + 64, 0);
   right_.assign(channels + 64, 0);
   halves_.assign(channels + 64, 0);
@@ -113,24 +113,25 @@ TurningCentre CentreMaker::make(const Number& number, std::span<const uint16_t> 
     factors_[c] = static_cast<int16_t>(0x8000 >> right);
     has_factors &= right > 0;
   };
-  if (half == 0) {
+  const bool turns = !amplitudes.empty() && rotary.dim != 0;
+  if (!turns || rotary.dim != rotary.head) {
     for (uint32_t c = 0; c < amplitudes.size(); ++c) set(c, fraction);
   }
-  for (uint32_t head = 0; half != 0 && head < amplitudes.size(); head += 2 * half) {
-    for (uint32_t x = head, y = head + half; x < head + half; ++x, ++y) {
+  if (turns) {
+    for_pairs(rotary, channels, [&](uint32_t x, uint32_t y, uint32_t) {
       const int larger = exponents[y] - exponents[x];
       set(x, fraction - std::max(larger, 0));
       set(y, fraction - std::max(-larger, 0));
-    }
+    });
   }
-  TurningCentre centre{
-      .channels = channels, .half = half, .state = state_.data(), .right = right_.data()};
+  TurningCentre centre{.channels = channels, .state = state_.data(), .right = right_.data()};
   if (has_factors) {
     centre.halves = halves_.data();
     centre.factors = factors_.data();
   }
-  if (half == 0) return centre;
+  if (!turns) return centre;
   set_turns(rotary);
+  centre.rotary = rotary;
   centre.cosines = turns_->cosines.data();
   centre.sines = turns_->sines.data();
   return centre;

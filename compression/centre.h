@@ -16,22 +16,44 @@
 
 namespace bowhead::compression {
 
-/// Channel c of each head rotates together with channel c + dim / 2, by base^(-2 c / dim) radians
-/// more for every token.
-struct Rotary {
-  uint16_t dim = 0;    ///< channels of a head; 0: no rotation
-  uint32_t ratio = 0;  ///< base^(-2 / dim) in units of 2^-32
+/// In units of 2^-32 turns.
+inline constexpr uint32_t kTurnOfOneRadian = 683565276;
 
+/// Pairs of channels rotate, each by more for every token: the first one by `step`, the next ones
+/// by `ratio` of the one before.
+struct Rotary {
+  uint16_t dim = 0;                  ///< channels of a head that rotate, even; 0: no rotation
+  uint32_t ratio = 0;                ///< in units of 2^-32: base^(-2 / dim)
+  uint16_t head = 0;                 ///< channels of a head
+  uint16_t first = 0;                ///< of a head that rotates
+  bool neighbours = false;           ///< pairs are of two that lie side by side; else of two halves
+  uint32_t step = kTurnOfOneRadian;  ///< for a token, in units of 2^-32 turns
+
+  uint32_t pairs() const { return dim / 2u; }  ///< of a head
+  /// Whole heads rotate, as halves.
+  bool is_of_halves() const { return first == 0 && dim == head && !neighbours; }
   bool operator==(const Rotary&) const = default;
 };
 
-/// For a model with this base ("rope theta") and head size. `dim` is even.
+/// For a model with this base ("rope theta") and head size, whose heads rotate as halves, by one
+/// radian. `dim` is even.
 Rotary rotary_of(double base, uint32_t dim);
 
-/// The rotation of a head's first pair per token, one radian, in units of 2^-32 turns; and the
-/// rotation of the pair after one that rotates by `step`.
-inline constexpr uint64_t kTurnOfOneRadian = 683565276;
+/// The rotation of the pair after one that rotates by `step`.
 inline uint64_t next_pair(uint64_t step, const Rotary& rotary) { return step * rotary.ratio >> 32; }
+
+/// Calls each(x, y, pair) for the two channels of each pair of all heads.
+template <class Each>
+void for_pairs(const Rotary& rotary, uint32_t channels, const Each& each) {
+  if (rotary.dim == 0) return;
+  const uint32_t apart = rotary.neighbours ? 1 : rotary.pairs();
+  for (uint32_t head = rotary.first; head < channels; head += rotary.head) {
+    for (uint32_t pair = 0; pair < rotary.pairs(); ++pair) {
+      const uint32_t x = head + (rotary.neighbours ? 2 * pair : pair);
+      each(x, x + apart, pair);
+    }
+  }
+}
 
 /// Cosine and sine in units of 2^-15, from -32767 to 32767, of a phase in units of 2^-32 turns.
 struct Turn {
@@ -46,9 +68,10 @@ std::vector<Turn> turns_of(const Rotary& rotary);
 /// be read.
 struct TurningCentre {
   uint32_t channels = 0;
-  uint32_t half = 0;                 ///< of a head: channel c rotates with c + half; 0: no rotation
-  const int16_t* cosines = nullptr;  ///< of one token's rotation, by pair of a head
-  const int16_t* sines = nullptr;    ///< from -32767
+  Rotary rotary;                     ///< of dim 0: no rotation
+  const int16_t* cosines = nullptr;  ///< of one token's rotation, by pair of a head; of neighbours
+                                     ///< by channel that rotates, so each twice
+  const int16_t* sines = nullptr;    ///< likewise, from -32767
   int16_t* state = nullptr;          ///< by channel, with fraction bits
   const int16_t* right = nullptr;    ///< by channel: number of fraction bits
   /// By channel, for instruction sets whose lanes are all shifted alike: half of 2^right, and 2^15 /

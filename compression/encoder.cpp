@@ -198,7 +198,7 @@ class Encoder::Impl {
       for (uint32_t c = 0; c < channels && !centre_.amplitudes.empty(); ++c) {
         if (beyond_[c] == 0) continue;
         again = true;
-        raise_unit(number, c, rotary, exponents, centre_);
+        raise_unit(number, c, centre_.turns ? fitter_.partners()[c] : c, exponents, centre_);
       }
     }
   }

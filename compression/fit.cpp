@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "compression/planes.h"
 
@@ -14,9 +15,14 @@ namespace {
 constexpr uint32_t kSamples = 32;
 constexpr uint32_t kManyTokens = 128;  // from this number on parameters cost little
 
-uint32_t partner_of(uint32_t channel, const Rotary& rotary) {
-  const uint32_t half = rotary.dim / 2u;
-  return channel % rotary.dim < half ? channel + half : channel - half;
+/// By channel: the one that it rotates with, or itself.
+void set_partners(const Rotary& rotary, uint32_t channels, std::vector<uint32_t>& partners) {
+  partners.resize(channels);
+  std::iota(partners.begin(), partners.end(), 0u);
+  for_pairs(rotary, channels, [&](uint32_t x, uint32_t y, uint32_t) {
+    partners[x] = y;
+    partners[y] = x;
+  });
 }
 
 // Without library calls, so that loops over channels are vectorized.
@@ -63,7 +69,7 @@ void load_row(const Number& number, const uint8_t* from, uint32_t channels, floa
 
 }  // namespace
 
-void raise_unit(const Number& number, uint32_t channel, const Rotary& rotary,
+void raise_unit(const Number& number, uint32_t channel, uint32_t partner,
                 std::span<uint16_t> exponents, Centre& centre) {
   const auto raise = [&](uint32_t c) {
     const bool can = exponents[c] + 1u < 1u << number.exponent_bits;
@@ -72,8 +78,7 @@ void raise_unit(const Number& number, uint32_t channel, const Rotary& rotary,
     return can;
   };
   const bool can = raise(channel);
-  if (rotary.dim == 0) return;
-  const uint32_t partner = partner_of(channel, rotary);
+  if (partner == channel) return;
   if (!raise(partner) || !can) centre.amplitudes[channel] = centre.amplitudes[partner] = 0;
 }
 
@@ -81,10 +86,10 @@ void CentreFitter::set_turns(uint32_t samples, uint32_t step, const Rotary& rota
   const TurnKey key{samples, step, rotary};
   if (key == turned_) return;
   turned_ = key;
-  const uint32_t half = rotary.dim / 2u;
+  const uint32_t half = rotary.pairs();
   cosines_.resize(samples * half);
   sines_.resize(samples * half);
-  uint64_t per_token = kTurnOfOneRadian;
+  uint64_t per_token = rotary.step;
   for (uint32_t pair = 0; pair < half; ++pair) {
     for (uint32_t s = 0; s < samples; ++s) {
       const Turn turn = turn_of(static_cast<uint32_t>(per_token * s * step));
@@ -98,7 +103,7 @@ void CentreFitter::set_turns(uint32_t samples, uint32_t step, const Rotary& rota
 void CentreFitter::accumulate(const Number& number, const void* values, uint32_t samples,
                               uint32_t step, uint32_t channels, const Rotary& rotary) {
   const auto* from = static_cast<const uint8_t*>(values);
-  const uint32_t half = rotary.dim / 2u;
+  const uint32_t half = rotary.pairs();
   energy_.assign(channels, 0);
   mean_.assign(channels, 0);
   vector_.assign(channels, 0);
@@ -107,7 +112,7 @@ void CentreFitter::accumulate(const Number& number, const void* values, uint32_t
                         size_t{step} * channels * number.element_bytes,
                         samples,
                         channels,
-                        half,
+                        rotary,
                         scale_.data(),
                         cosines_.data(),
                         sines_.data(),
@@ -128,7 +133,15 @@ void CentreFitter::accumulate(const Number& number, const void* values, uint32_t
       energy[c] += row[c] * row[c];
       mean[c] += row[c];
     }
-    for (uint32_t head = 0; half != 0 && head < channels; head += 2 * half) {
+    if (rotary.neighbours) {
+      for_pairs(rotary, channels, [&](uint32_t x, uint32_t y, uint32_t pair) {
+        const float cosine = cosines_[s * half + pair], sine = sines_[s * half + pair];
+        vector_[x] += row[x] * cosine + row[y] * sine;
+        vector_[y] += row[y] * cosine - row[x] * sine;
+      });
+      continue;
+    }
+    for (uint32_t head = rotary.first; half != 0 && head < channels; head += rotary.head) {
       const float* __restrict x = row + head;
       const float* __restrict y = x + half;
       const float* __restrict cosine = cosines_.data() + s * half;
@@ -151,13 +164,12 @@ const Centre& CentreFitter::fit(const Number& number, const void* values, uint32
   if (tokens < 8) return centre_;
   const uint32_t step = std::max(tokens / kSamples, 1u),
                  samples = std::min(tokens / step, kSamples);
-  const uint32_t half = rotary.dim / 2u;
-  if (half != 0) set_turns(samples, step, rotary);
+  if (rotary.dim != 0) set_turns(samples, step, rotary);
+  set_partners(rotary, channels, partners_);
   const int bias = number.is_float() ? (1 << (number.exponent_bits - 1)) - 1 : 0;
   scale_.assign(channels, 1);
   for (uint32_t c = 0; c < channels && number.is_float(); ++c) {
-    const uint16_t largest =
-        half == 0 ? exponents[c] : std::max(exponents[c], exponents[partner_of(c, rotary)]);
+    const uint16_t largest = std::max(exponents[c], exponents[partners_[c]]);
     scale_[c] = power_of_two(number.mantissa_bits + bias - largest);
   }
   accumulate(number, values, samples, step, channels, rotary);
@@ -167,16 +179,18 @@ const Centre& CentreFitter::fit(const Number& number, const void* values, uint32
   float saved_by_mean = 0, saved_by_vector = 0;
   for (uint32_t c = 0; c < channels; ++c) {
     const float left = energy_[c] - mean_[c] * mean_[c] / n;
-    saved_by_mean += log2_roughly((energy_[c] + n) / (std::max(left, 0.0f) + n));
+    const float saved = log2_roughly((energy_[c] + n) / (std::max(left, 0.0f) + n));
+    saved_by_mean += saved;
+    if (partners_[c] != c) continue;
+    saved_by_vector += saved;
+    vector_[c] = mean_[c];
   }
-  for (uint32_t head = 0; half != 0 && head < channels; head += 2 * half) {
-    for (uint32_t c = head; c < head + half; ++c) {
-      const float all = energy_[c] + energy_[c + half];
-      const float square = vector_[c] * vector_[c] + vector_[c + half] * vector_[c + half];
-      const float left = std::max(all - square / n, 0.0f);
-      saved_by_vector += 2 * log2_roughly((all + n) / (left + n));
-    }
-  }
+  for_pairs(rotary, channels, [&](uint32_t x, uint32_t y, uint32_t) {
+    const float all = energy_[x] + energy_[y];
+    const float square = vector_[x] * vector_[x] + vector_[y] * vector_[y];
+    const float left = std::max(all - square / n, 0.0f);
+    saved_by_vector += 2 * log2_roughly((all + n) / (left + n));
+  });
   const bool turns = saved_by_vector > saved_by_mean;
   centre_.turns = turns;
   centre_.shift =
@@ -191,9 +205,7 @@ const Centre& CentreFitter::fit(const Number& number, const void* values, uint32
   for (uint32_t c = 0; c < channels; ++c) {
     // A mean is in units of its own channel.
     const float own =
-        turns || half == 0
-            ? 1.0f
-            : power_of_two(std::max(exponents[partner_of(c, rotary)] - exponents[c], 0));
+        turns ? 1.0f : power_of_two(std::max(exponents[partners_[c]] - exponents[c], 0));
     const float amplitude = (turns ? vector_[c] : mean_[c] * own) / unit;
     const float clamped = std::isfinite(amplitude) ? std::clamp(amplitude, -most, most) : 0;
     const auto value = static_cast<int16_t>(clamped + std::copysign(0.5f, clamped));
@@ -203,29 +215,27 @@ const Centre& CentreFitter::fit(const Number& number, const void* values, uint32
                                 1);
   }
   centre_.width = static_cast<uint8_t>(width);
-  if (tokens >= kManyTokens) raise_units(number, n, exponents, rotary);
+  if (tokens >= kManyTokens) raise_units(number, n, exponents);
   return centre_;
 }
 
 /// Raises the units of channels where 3.3 standard deviations of the difference have too many bits.
-void CentreFitter::raise_units(const Number& number, float samples, std::span<uint16_t> exponents,
-                               const Rotary& rotary) {
-  const Rotary turned = centre_.turns ? rotary : Rotary{};
+void CentreFitter::raise_units(const Number& number, float samples, std::span<uint16_t> exponents) {
   const float most = static_cast<float>(1u << number.magnitude_bits) / 3.3f;
   for (uint32_t c = 0; c < exponents.size(); ++c) {
-    const uint32_t half = turned.dim / 2u;
-    if (half != 0 && c % turned.dim >= half) continue;
+    const uint32_t other = partners_[c];
+    if (centre_.turns && other < c) continue;
     float left = energy_[c] - mean_[c] * mean_[c] / samples;
     float unit = 1;
-    if (half != 0) {
-      left = (energy_[c] + energy_[c + half] -
-              (vector_[c] * vector_[c] + vector_[c + half] * vector_[c + half]) / samples) /
+    if (!centre_.turns) {
+      unit = std::ldexp(1.0f, std::max(exponents[other] - exponents[c], 0));
+    } else if (other != c) {
+      left = (energy_[c] + energy_[other] -
+              (vector_[c] * vector_[c] + vector_[other] * vector_[other]) / samples) /
              2;
-    } else if (rotary.dim != 0) {
-      unit = std::ldexp(1.0f, std::max(exponents[partner_of(c, rotary)] - exponents[c], 0));
     }
     if (std::sqrt(std::max(left, 0.0f) / samples) * unit > most)
-      raise_unit(number, c, turned, exponents, centre_);
+      raise_unit(number, c, centre_.turns ? other : c, exponents, centre_);
   }
 }
 

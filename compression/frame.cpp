@@ -55,12 +55,13 @@ bool valid_shape(const Shape& shape) {
   const bool known = shape.number == NumberFormat::BYTES || number_of(shape.number) != nullptr;
   const Rotary& rotary = shape.rotary;
   const bool turns = rotary.dim != 0;
-  const bool turnable = rotary.dim % 2 == 0 && rotary.ratio != 0 &&
-                        shape.channels % std::max<uint32_t>(rotary.dim, 1) == 0;
+  const bool turnable = rotary.dim % 2 == 0 && rotary.ratio != 0 && rotary.step != 0 &&
+                        uint32_t{rotary.first} + rotary.dim <= rotary.head &&
+                        shape.channels % std::max<uint32_t>(rotary.head, 1) == 0;
   return known && shape.outer > 0 && shape.tokens > 0 && shape.channels > 0 &&
          shape.channels <= UINT16_MAX &&
          (shape.number != NumberFormat::BYTES || shape.channels == 1) &&
-         (turns ? turnable && shape.number != NumberFormat::BYTES : rotary.ratio == 0) &&
+         (turns ? turnable && shape.number != NumberFormat::BYTES : rotary == Rotary{}) &&
          shape.size_bytes() / shape.outer / shape.tokens == shape.row_bytes() &&
          shape.size_bytes() <= kMaxValuesBytes;
 }
@@ -88,11 +89,12 @@ Result<Frame> open_frame(ConstBytes bytes) {
                  "the frame has a version that this build does not know"};
   Frame frame;
   frame.bytes = bytes;
-  frame.shape = {static_cast<NumberFormat>(header.number),
-                 header.outer,
-                 header.tokens,
-                 header.channels,
-                 {header.rotary_dim, header.rotary_ratio}};
+  frame.shape = {
+      static_cast<NumberFormat>(header.number),
+      header.outer,
+      header.tokens,
+      header.channels,
+      {.dim = header.rotary_dim, .ratio = header.rotary_ratio, .head = header.rotary_dim}};
   const bool known = frame.shape.number == NumberFormat::BYTES || number_of(frame.shape.number);
   if (!known)
     return Error{Status::UNSUPPORTED_CODEC,

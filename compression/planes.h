@@ -76,7 +76,7 @@ struct SampleSums {
   size_t stride_bytes;    ///< from sample to sample
   uint32_t samples;
   uint32_t channels;
-  uint32_t half;                  ///< as in TurningCentre
+  const Rotary& rotary;
   const float* scale;             ///< by channel: factor of the values
   const float *cosines, *sines;   ///< by sample and pair: of the rotation up to that sample
   float *energy, *mean, *vector;  ///< sums of squares; of values; of pairs rotated back

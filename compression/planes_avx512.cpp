@@ -174,12 +174,27 @@ StepCount count_rests(const Number& number, const void* values, size_t row_bytes
 
 // ---- centres ----
 
+BOWHEAD_INLINE void turn_neighbours(int16_t* at, __m512i cosines, __m512i sines) {
+  constexpr __mmask32 kSeconds = 0xAAAAAAAA;
+  const __m512i all = _mm512_loadu_si512(at), others = _mm512_rol_epi32(all, 16);
+  const __m512i own = _mm512_mulhrs_epi16(all, cosines);
+  const __m512i other = _mm512_mulhrs_epi16(others, sines);
+  _mm512_storeu_si512(at,
+                      _mm512_mask_adds_epi16(_mm512_subs_epi16(own, other), kSeconds, own, other));
+}
+
 BOWHEAD_INLINE void turn_vectors(const TurningCentre& t) {
-  if (t.half % 32 != 0) return turn(t);
-  for (uint32_t head = 0; t.half != 0 && head < t.channels; head += 2 * t.half) {
-    for (uint32_t i = 0; i < t.half; i += 32) {
+  const uint32_t count = t.rotary.neighbours ? t.rotary.dim : t.rotary.pairs();
+  if (count == 0) return;
+  if (count % 32 != 0) return turn(t);
+  for (uint32_t head = t.rotary.first; head < t.channels; head += t.rotary.head) {
+    for (uint32_t i = 0; i < count; i += 32) {
       int16_t* at_x = t.state + head + i;
-      int16_t* at_y = at_x + t.half;
+      if (t.rotary.neighbours) {
+        turn_neighbours(at_x, _mm512_loadu_si512(t.cosines + i), _mm512_loadu_si512(t.sines + i));
+        continue;
+      }
+      int16_t* at_y = at_x + count;
       const __m512i cosine = _mm512_loadu_si512(t.cosines + i);
       const __m512i sine = _mm512_loadu_si512(t.sines + i);
       const __m512i x = _mm512_loadu_si512(at_x), y = _mm512_loadu_si512(at_y);
@@ -226,7 +241,7 @@ void sum_channels(const SampleSums& s, uint32_t first) {
 
 /// 16 pairs, rotated back.
 void sum_pairs(const SampleSums& s, uint32_t head, uint32_t pair) {
-  const uint32_t first = head + pair, second = first + s.half;
+  const uint32_t half = s.rotary.pairs(), first = head + pair, second = first + half;
   const __m512 scale_x = _mm512_loadu_ps(s.scale + first);
   const __m512 scale_y = _mm512_loadu_ps(s.scale + second);
   __m512 u = _mm512_setzero_ps(), v = u;
@@ -234,8 +249,8 @@ void sum_pairs(const SampleSums& s, uint32_t head, uint32_t pair) {
     const uint8_t* token = s.values + i * s.stride_bytes;
     const __m512 x = _mm512_mul_ps(load_floats(token + first * 2), scale_x);
     const __m512 y = _mm512_mul_ps(load_floats(token + second * 2), scale_y);
-    const __m512 cosine = _mm512_loadu_ps(s.cosines + size_t{i} * s.half + pair);
-    const __m512 sine = _mm512_loadu_ps(s.sines + size_t{i} * s.half + pair);
+    const __m512 cosine = _mm512_loadu_ps(s.cosines + size_t{i} * half + pair);
+    const __m512 sine = _mm512_loadu_ps(s.sines + size_t{i} * half + pair);
     u = _mm512_fmadd_ps(x, cosine, _mm512_fmadd_ps(y, sine, u));
     v = _mm512_fmadd_ps(y, cosine, _mm512_fnmadd_ps(x, sine, v));
   }
@@ -245,10 +260,11 @@ void sum_pairs(const SampleSums& s, uint32_t head, uint32_t pair) {
 
 bool sum_samples(const SampleSums& s) {
   const bool bf16 = s.number.exponent_bits == 8;
-  if (!bf16 || s.channels % 16 != 0 || s.half % 16 != 0) return false;
+  const uint32_t half = s.rotary.pairs();
+  if (!bf16 || s.channels % 16 != 0 || half % 16 != 0 || s.rotary.neighbours) return false;
   for (uint32_t first = 0; first < s.channels; first += 16) sum_channels(s, first);
-  for (uint32_t head = 0; s.half != 0 && head < s.channels; head += 2 * s.half) {
-    for (uint32_t pair = 0; pair < s.half; pair += 16) sum_pairs(s, head, pair);
+  for (uint32_t head = s.rotary.first; half != 0 && head < s.channels; head += s.rotary.head) {
+    for (uint32_t pair = 0; pair < half; pair += 16) sum_pairs(s, head, pair);
   }
   return true;
 }

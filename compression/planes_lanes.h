@@ -271,13 +271,26 @@ StepCount count_rests(const Number& number, const void* values, size_t row_bytes
 
 // ---- centres ----
 
+BOWHEAD_INLINE void turn_neighbours(int16_t* at, I16 cosines, I16 sines) {
+  const I16 all = load<I16>(at), others = I16(U32(all) << 16 | U32(all) >> 16);
+  const I16 own = product(all, cosines), other = product(others, sines);
+  const U32 less = U32(saturated_difference(own, other)), more = U32(saturated_sum(own, other));
+  store(at, (less & 0xFFFF) | (more & 0xFFFF0000));
+}
+
 BOWHEAD_INLINE void turn_vectors(const TurningCentre& t) {
+  const uint32_t count = t.rotary.neighbours ? t.rotary.dim : t.rotary.pairs();
+  if (count == 0) return;
   // A copy, so that the caller's stays in registers.
-  if (t.half % kWords != 0) return turn(TurningCentre(t));
-  for (uint32_t head = 0; t.half != 0 && head < t.channels; head += 2 * t.half) {
-    for (uint32_t i = 0; i < t.half; i += kWords) {
+  if (count % kWords != 0) return turn(TurningCentre(t));
+  for (uint32_t head = t.rotary.first; head < t.channels; head += t.rotary.head) {
+    for (uint32_t i = 0; i < count; i += kWords) {
       int16_t* at_x = t.state + head + i;
-      int16_t* at_y = at_x + t.half;
+      if (t.rotary.neighbours) {
+        turn_neighbours(at_x, load<I16>(t.cosines + i), load<I16>(t.sines + i));
+        continue;
+      }
+      int16_t* at_y = at_x + count;
       const I16 cosine = load<I16>(t.cosines + i), sine = load<I16>(t.sines + i);
       const I16 x = load<I16>(at_x), y = load<I16>(at_y);
       store(at_x, saturated_difference(product(x, cosine), product(y, sine)));

@@ -27,17 +27,14 @@ double power_of_two(int exponent) {
 /// most 1 + 4.4e-5, as cosine and sine are off by 2^-15 at most, and each turn rounds twice in
 /// either channel.
 std::vector<double> most_centres_of(const TurningCentre& centre, uint32_t tokens) {
-  std::vector<double> all(centre.channels);
-  const double longer = centre.half != 0 ? std::exp(4.4e-5 * tokens) : 1;
-  for (uint32_t c = 0; c < centre.channels; ++c) {
-    double most = std::abs(centre.state[c]);
-    if (centre.half != 0) {
-      const bool second = c / centre.half % 2 != 0;
-      const double partner = centre.state[second ? c - centre.half : c + centre.half];
-      most = (std::sqrt(most * most + partner * partner) + 1.5 * tokens) * longer;
-    }
-    all[c] = std::min(most, 0x1p15) * power_of_two(-centre.right[c]) + 1;
-  }
+  std::vector<double> all(centre.state, centre.state + centre.channels);
+  for (double& most : all) most = std::abs(most);
+  const double longer = centre.rotary.dim != 0 ? std::exp(4.4e-5 * tokens) : 1;
+  for_pairs(centre.rotary, centre.channels, [&](uint32_t x, uint32_t y, uint32_t) {
+    all[x] = all[y] = (std::sqrt(all[x] * all[x] + all[y] * all[y]) + 1.5 * tokens) * longer;
+  });
+  for (uint32_t c = 0; c < centre.channels; ++c)
+    all[c] = std::min(all[c], 0x1p15) * power_of_two(-centre.right[c]) + 1;
   return all;
 }
 
@@ -90,7 +87,7 @@ Result<PlaneTile> PlaneTile::open(const Shape& shape, ConstBytes tile, uint32_t 
 }
 
 std::optional<PlaneTile> PlaneTile::cut(uint32_t first_channel, uint32_t channels) const {
-  const uint32_t head = turns() ? 2 * parts_->centre.half : 1;
+  const uint32_t head = turns() ? parts_->centre.rotary.head : 1;
   first_channel += first_channel_;
   if (first_channel % 8 != 0 || first_channel % head != 0 || channels % head != 0)
     return std::nullopt;
@@ -104,7 +101,7 @@ PlaneTile PlaneTile::led() const {
   PlaneTile tile(parts_);
   if (!has_parted_tokens()) return tile;
   const uint32_t lead = lead_channel();
-  tile.first_channel_ = turns() ? lead - lead % (2 * parts_->centre.half) : lead;
+  tile.first_channel_ = turns() ? lead - lead % parts_->centre.rotary.head : lead;
   tile.channels_ = first_channel_ + channels_ - tile.first_channel_;
   return tile;
 }
@@ -177,7 +174,7 @@ CentreReader::CentreReader(const PlaneTile& tile)
 }
 
 const TurningCentre& CentreReader::at(uint32_t token) {
-  const bool turns = centre_.half != 0;
+  const bool turns = centre_.rotary.dim != 0;
   const uint32_t group = turns ? std::min(token / kStateTokens, noted_ - 1) : 0;
   std::copy_n(states_from(group * kStateTokens), centre_.channels, centre_.state);
   if (!turns) return centre_;
@@ -304,7 +301,7 @@ void PlaneReader::exact_rows_of_cut(uint32_t first, uint32_t count, uint8_t* val
   values_.resize(std::max(values_.size(), together * stride));
   for (uint32_t token = first; token < first + count; token += together) {
     TurningCentre centre = some_channels(led_centre_->at(token), more, channels);
-    if (parted) centre.half = 0;  // not to be turned
+    if (parted) centre.rotary = {};  // not to be turned
     merge({tile_.number(), together, channels, led.exponents() + more, centre}, token, lead,
           values_.data());
     const uint8_t* from = values_.data() + (tile_.first_channel() - lead) * number_bytes;

@@ -113,7 +113,7 @@ class PlaneTile {
   double most_centre(uint32_t channel) const {
     return parts_->most_centres[first_channel_ + channel];
   }
-  bool turns() const { return parts_->centre.half != 0; }
+  bool turns() const { return parts_->centre.rotary.dim != 0; }
   /// At the first token.
   compression::TurningCentre centre() const {
     return compression::some_channels(parts_->centre, first_channel_, channels_);

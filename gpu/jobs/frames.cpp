@@ -189,7 +189,8 @@ class FrameDecoder::Impl {
     const auto kind = device_.classify(job.frame.data());
     if (!kind) return kind.error();
     Opened opened{index, &job, {shape, job.planes}};
-    opened.by_cpu = shape.rotary.dim != 0 && !can_turn(shape.channels, shape.rotary.dim);
+    opened.by_cpu = shape.rotary.dim != 0 &&
+                    !(shape.rotary.is_of_halves() && can_turn(shape.channels, shape.rotary.dim));
     opened.is_registered = *kind == PointerKind::REGISTERED && job.planes == 0 && !opened.by_cpu;
     if (opened.is_registered) {
       opened.frame_at = frames_bytes_;

@@ -64,7 +64,9 @@ TEST(Samples, AreSummedAsTheFormulasSay) {
   const auto sum_samples = plane_kernels().sum_samples;
   if (sum_samples == nullptr) GTEST_SKIP() << "this CPU has the general way only";
   const Number& bf16 = *number_of(NumberFormat::BF16);
-  for (const uint32_t half : {0u, 16u, 64u}) {
+  const Rotary rotations[] = {
+      {}, {.dim = 32, .head = 32}, {.dim = 128, .head = 128}, {.dim = 32, .head = 64, .first = 32}};
+  for (const Rotary& rotary : rotations) {
     const Shape shape{NumberFormat::BF16, 1, 40, 128};
     const auto values = make_tensor(shape, Content::NORMAL, 3);
     std::vector<float> scale(128), cosines(13 * 64), sines(13 * 64), sums[3];
@@ -75,30 +77,34 @@ TEST(Samples, AreSummedAsTheFormulasSay) {
     }
     for (auto& sum : sums) sum.assign(128, 0);
     ASSERT_TRUE(
-        sum_samples({bf16, values.data(), 3 * 256, 13, 128, half, scale.data(), cosines.data(),
+        sum_samples({bf16, values.data(), 3 * 256, 13, 128, rotary, scale.data(), cosines.data(),
                      sines.data(), sums[0].data(), sums[1].data(), sums[2].data()}));
     const auto value = [&](uint32_t sample, uint32_t c) {
       const size_t at = (sample * 3 * 128 + c) * 2;
       return value_of(NumberFormat::BF16, values[at] | uint32_t{values[at + 1]} << 8) *
              double{scale[c]};
     };
+    std::vector<double> vector(128), bounds(128);
     for (uint32_t c = 0; c < 128; ++c) {
-      double energy = 0, mean = 0, vector = 0;
-      const bool first = half != 0 && c % (2 * half) < half;
+      double energy = 0, mean = 0;
       for (uint32_t s = 0; s < 13; ++s) {
         energy += value(s, c) * value(s, c);
         mean += value(s, c);
-        if (half == 0) continue;
-        const uint32_t x = first ? c : c - half, turn = s * half + x % (2 * half);
-        const double cosine = cosines[turn], sine = sines[turn];
-        vector += first ? value(s, x) * cosine + value(s, x + half) * sine
-                        : value(s, x + half) * cosine - value(s, x) * sine;
       }
-      const double bound = 1e-4 * std::sqrt(13 * energy);
+      bounds[c] = 1e-4 * std::sqrt(13 * energy);
       EXPECT_NEAR(sums[0][c], energy, 1e-4 * energy) << c;
-      EXPECT_NEAR(sums[1][c], mean, bound) << c;
-      EXPECT_NEAR(sums[2][c], vector, 2 * bound + 1e-3) << c;
+      EXPECT_NEAR(sums[1][c], mean, bounds[c]) << c;
     }
+    for_pairs(rotary, 128, [&](uint32_t x, uint32_t y, uint32_t pair) {
+      for (uint32_t s = 0; s < 13; ++s) {
+        const size_t turn = size_t{s} * rotary.pairs() + pair;
+        const double cosine = cosines[turn], sine = sines[turn];
+        vector[x] += value(s, x) * cosine + value(s, y) * sine;
+        vector[y] += value(s, y) * cosine - value(s, x) * sine;
+      }
+    });
+    for (uint32_t c = 0; c < 128; ++c)
+      EXPECT_NEAR(sums[2][c], vector[c], 2 * bounds[c] + 1e-3) << c;
   }
 }
 

@@ -128,11 +128,11 @@ Shape take_shape(fuzz::Input& input) {
   const auto ratio = input.take<uint32_t>();
   if (shape.number == NumberFormat::BYTES) return shape;
   shape.channels = 1 + channels % 300u;
-  if (ratio != 0 && shape.channels % 2 == 0)
-    shape.rotary = {
-        static_cast<uint16_t>(shape.channels % 4 == 0 && ratio % 2 != 0 ? shape.channels / 2
-                                                                        : shape.channels),
-        ratio};
+  if (ratio == 0 || shape.channels % 2 != 0) return shape;
+  const bool two_heads = shape.channels % 4 == 0 && ratio % 2 != 0;
+  shape.rotary.ratio = ratio;
+  shape.rotary.head = static_cast<uint16_t>(two_heads ? shape.channels / 2 : shape.channels);
+  shape.rotary.dim = shape.rotary.head;
   return shape;
 }
 

@@ -52,11 +52,12 @@ void reseal(std::vector<uint8_t>& frame) {
   bh_frame_header header;
   if (frame.size() < sizeof header) return;
   std::memcpy(&header, frame.data(), sizeof header);
-  const Shape shape{static_cast<NumberFormat>(header.number),
-                    header.outer,
-                    header.tokens,
-                    header.channels,
-                    {header.rotary_dim, header.rotary_ratio}};
+  const Shape shape{
+      static_cast<NumberFormat>(header.number),
+      header.outer,
+      header.tokens,
+      header.channels,
+      {.dim = header.rotary_dim, .ratio = header.rotary_ratio, .head = header.rotary_dim}};
   if (header.tile_tokens == 0) return;
   const Tiling tiling = tiling_of(shape.outer, shape.tokens, header.tile_tokens);
   Bytes rest = Bytes(frame).subspan(sizeof header);

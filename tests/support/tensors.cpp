@@ -54,9 +54,14 @@ double model_value(const Shape& shape, Content content, uint32_t token, uint32_t
   Random of_channel(channel + 1);
   const double size = std::exp(2 * normal(of_channel)), centre = size * normal(of_channel);
   if (content == Content::NORMAL || shape.rotary.dim == 0) return centre + size * normal(random);
-  const uint32_t half = shape.rotary.dim / 2u, i = channel % shape.rotary.dim % half;
-  const double step = std::pow(std::ldexp(shape.rotary.ratio, -32), i);
-  const double phase = token * step + (channel % shape.rotary.dim < half ? 0 : -1.5707963);
+  const Rotary& rotary = shape.rotary;
+  const uint32_t at = channel % rotary.head - rotary.first, half = rotary.pairs();
+  if (at >= rotary.dim) return centre + size * normal(random);
+  const uint32_t i = rotary.neighbours ? at / 2 : at % half;
+  const bool is_second = rotary.neighbours ? at % 2 != 0 : at >= half;
+  const double first = static_cast<double>(rotary.step) / kTurnOfOneRadian;
+  const double step = first * std::pow(std::ldexp(rotary.ratio, -32), i);
+  const double phase = token * step + (is_second ? -1.5707963 : 0);
   return 3 * std::exp(i % 5) * std::cos(phase) + std::exp(i % 5) * normal(random);
 }
 
