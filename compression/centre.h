@@ -74,8 +74,8 @@ struct TurningCentre {
   const int16_t* sines = nullptr;    ///< likewise, from -32767
   int16_t* state = nullptr;          ///< by channel, with fraction bits
   const int16_t* right = nullptr;    ///< by channel: number of fraction bits
-  /// By channel, for instruction sets whose lanes are all shifted alike: half of 2^right, and 2^15 /
-  /// 2^right; or both 0 where the state is. Null if some channel has no fraction bits.
+  /// By channel, for instruction sets whose lanes are all shifted alike: half of 2^right, and
+  /// 2^15 / 2^right; or both 0 where the state is. Null if some channel has no fraction bits.
   const int16_t *halves = nullptr, *factors = nullptr;
 
   int16_t at(uint32_t channel) const {

@@ -17,7 +17,7 @@ class Decoder::Impl {
     if (const Status status = tiles.open(bytes, planes); status != Status::OK) return status;
     const Frame& frame = tiles.frame();
     if (out.size() != frame.shape.size_bytes()) return Status::INVALID_ARGUMENT;
-    uint64_t read_bytes = sizeof(bh_frame_header) + frame.table.size();
+    uint64_t read_bytes = frame.head_bytes();
     while (!tiles.at_end()) {
       if (const Status status = tiles.next(parts_); status != Status::OK) return status;
       read_bytes += parts_.bytes_read;
@@ -71,7 +71,7 @@ class Decoder::Impl {
     if (!frame) return frame.status();
     const Number* number = number_of(frame->shape.number);
     uint64_t& rest = out[kMaxPlanes + 2];
-    uint64_t at = sizeof(bh_frame_header) + frame->table.size();
+    uint64_t at = frame->head_bytes();
     rest += at;
     for (uint64_t tile = 0; tile < frame->tiling.tiles; ++tile) {
       const ConstBytes part = frame->tile_at(tile, at);

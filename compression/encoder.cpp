@@ -68,18 +68,30 @@ class Encoder::Impl {
                    "the sizes of the buffers do not match the shape of the frame"};
     const uint32_t tile_tokens = tile_tokens_of(shape);
     const Tiling tiling = tiling_of(shape.outer, shape.tokens, tile_tokens);
+    const Rotary& rotary = shape.rotary;
+    const bool rotated = has_rotation(rotary);
+    const auto version = rotated ? BH_FRAME_VERSION_ROTATION : BH_FRAME_VERSION;
     bh_frame_header header{.magic = BH_FRAME_MAGIC,
-                           .version = BH_FRAME_VERSION,
+                           .version = static_cast<uint8_t>(version),
                            .number = static_cast<uint8_t>(shape.number),
                            .channels = static_cast<uint16_t>(shape.channels),
                            .outer = shape.outer,
                            .tokens = shape.tokens,
                            .tile_tokens = static_cast<uint16_t>(tile_tokens),
-                           .rotary_dim = shape.rotary.dim,
-                           .rotary_ratio = shape.rotary.ratio};
-    const size_t table_bytes = tiling.table_bytes();
-    const Bytes table = out.subspan(sizeof header, table_bytes);
-    size_t at = sizeof header + table_bytes;
+                           .rotary_dim = rotary.dim,
+                           .rotary_ratio = rotary.ratio};
+    size_t at = head_bytes_of(shape, tiling);
+    const Bytes behind = out.subspan(sizeof header, at - sizeof header);
+    if (rotated) {
+      const bh_frame_rotation rotation{
+          .head = rotary.head,
+          .first = rotary.first,
+          .step = rotary.step,
+          .pairs =
+              static_cast<uint8_t>(rotary.neighbours ? BH_ROTARY_INTERLEAVED : BH_ROTARY_HALVES)};
+      std::memcpy(behind.data(), &rotation, sizeof rotation);
+    }
+    const Bytes table = behind.last(tiling.table_bytes());
     for (uint64_t tile = 0; tile < tiling.tiles; ++tile) {
       const uint32_t tokens = tiling.tokens_of(shape.tokens, tile);
       const size_t bytes = tokens * shape.row_bytes();
@@ -89,7 +101,7 @@ class Encoder::Impl {
       values = values.subspan(bytes);
       at += size;
     }
-    header.table_checksum = table_checksum(header, table);
+    header.table_checksum = head_checksum(header, behind);
     std::memcpy(out.data(), &header, sizeof header);
     return at;
   }

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/checksum.h"
@@ -16,10 +17,40 @@ uint32_t checksum32(ConstBytes bytes, uint64_t seed) {
   return static_cast<uint32_t>(hash64(bytes.data(), bytes.size(), seed));
 }
 
-uint32_t table_checksum(const bh_frame_header& header, ConstBytes table) {
+uint32_t head_checksum(const bh_frame_header& header, ConstBytes behind) {
   constexpr size_t kBefore = offsetof(bh_frame_header, table_checksum);
-  return static_cast<uint32_t>(hash64(table.data(), table.size(), hash64(&header, kBefore)));
+  return static_cast<uint32_t>(hash64(behind.data(), behind.size(), hash64(&header, kBefore)));
 }
+
+namespace {
+
+Rotary rotary_in(const KvLayout& layout) {
+  if (layout.rotary == BH_ROTARY_NONE) return {};
+  Rotary rotary = rotary_of(rotary_base(layout), layout.rotary_channels);
+  rotary.head = layout.key_channels;
+  rotary.first = layout.rotary_first;
+  rotary.neighbours = layout.rotary == BH_ROTARY_INTERLEAVED;
+  return rotary;
+}
+
+/// False: no rotation that an encoder writes.
+bool read_rotation(const bh_frame_header& header, ConstBytes behind, Rotary& rotary) {
+  rotary = {.dim = header.rotary_dim, .ratio = header.rotary_ratio, .head = header.rotary_dim};
+  if (header.version != BH_FRAME_VERSION_ROTATION) return true;
+  bh_frame_rotation rotation;
+  if (behind.size() < sizeof rotation) return false;
+  std::memcpy(&rotation, behind.data(), sizeof rotation);
+  rotary.head = rotation.head;
+  rotary.first = rotation.first;
+  rotary.step = rotation.step;
+  rotary.neighbours = rotation.pairs == BH_ROTARY_INTERLEAVED;
+  const auto& reserved = rotation.reserved;
+  return (rotary.neighbours || rotation.pairs == BH_ROTARY_HALVES) && has_rotation(rotary) &&
+         std::all_of(std::begin(reserved), std::end(reserved),
+                     [](uint8_t byte) { return byte == 0; });
+}
+
+}  // namespace
 
 Result<Shape> shape_of(const KvLayout& l, uint64_t payload_bytes) {
   const auto no = [](std::string text) {
@@ -40,15 +71,13 @@ Result<Shape> shape_of(const KvLayout& l, uint64_t payload_bytes) {
   if (is_opaque(l) || !tokens)
     return Shape{NumberFormat::BYTES, 1, static_cast<uint32_t>(payload_bytes), 1, {}};
   const uint32_t outer = uint32_t{l.layers} * l.parts * (heads_first ? l.heads : 1u);
-  const bool turns = l.rotary == BH_ROTARY_HALVES && l.rotary_channels == l.key_channels;
-  return Shape{number_format(l), outer, static_cast<uint32_t>(*tokens), channels,
-               turns ? rotary_of(rotary_base(l), l.rotary_channels) : Rotary{}};
+  return Shape{number_format(l), outer, static_cast<uint32_t>(*tokens), channels, rotary_in(l)};
 }
 
 size_t frame_bound(const Shape& shape) {
   if (!valid_shape(shape)) return 0;
   const Tiling tiling = tiling_of(shape.outer, shape.tokens, tile_tokens_of(shape));
-  return sizeof(bh_frame_header) + tiling.tiles * (4 + kStoredTileHeaderBytes) + shape.size_bytes();
+  return head_bytes_of(shape, tiling) + tiling.tiles * kStoredTileHeaderBytes + shape.size_bytes();
 }
 
 bool valid_shape(const Shape& shape) {
@@ -84,17 +113,17 @@ Result<Frame> open_frame(ConstBytes bytes) {
     return Error{Status::DAMAGED, "the frame ends within its header"};
   std::memcpy(&header, bytes.data(), sizeof header);
   if (header.magic != BH_FRAME_MAGIC) return Error{Status::DAMAGED, "not a frame"};
-  if (header.version != BH_FRAME_VERSION)
+  if (header.version != BH_FRAME_VERSION && header.version != BH_FRAME_VERSION_ROTATION)
     return Error{Status::UNSUPPORTED_CODEC,
                  "the frame has a version that this build does not know"};
   Frame frame;
   frame.bytes = bytes;
-  frame.shape = {
-      static_cast<NumberFormat>(header.number),
-      header.outer,
-      header.tokens,
-      header.channels,
-      {.dim = header.rotary_dim, .ratio = header.rotary_ratio, .head = header.rotary_dim}};
+  const ConstBytes behind = bytes.subspan(sizeof header);
+  Rotary rotary;
+  if (!read_rotation(header, behind, rotary))
+    return Error{Status::DAMAGED, "the frame has an impossible rotation"};
+  frame.shape = {static_cast<NumberFormat>(header.number), header.outer, header.tokens,
+                 header.channels, rotary};
   const bool known = frame.shape.number == NumberFormat::BYTES || number_of(frame.shape.number);
   if (!known)
     return Error{Status::UNSUPPORTED_CODEC,
@@ -105,12 +134,11 @@ Result<Frame> open_frame(ConstBytes bytes) {
       kMaxTileValuesBytes)
     return Error{Status::DAMAGED, "the tiles of the frame are too large"};
   frame.tiling = tiling_of(header.outer, header.tokens, header.tile_tokens);
-  const ConstBytes rest = bytes.subspan(sizeof header);
   // Every tile has at least one byte, so a complete table bounds the shape.
-  const uint64_t table_bytes = frame.tiling.table_bytes();
-  if (table_bytes > rest.size()) return Error{Status::DAMAGED, "the frame ends within its table"};
-  frame.table = rest.first(table_bytes);
-  if (table_checksum(header, frame.table) != header.table_checksum)
+  const uint64_t head_bytes = frame.head_bytes();
+  if (head_bytes > bytes.size()) return Error{Status::DAMAGED, "the frame ends within its table"};
+  frame.table = bytes.subspan(head_bytes - frame.tiling.table_bytes(), frame.tiling.table_bytes());
+  if (head_checksum(header, behind.first(head_bytes - sizeof header)) != header.table_checksum)
     return Error{Status::DAMAGED, "the header of the frame does not match its checksum"};
   return frame;
 }
@@ -119,7 +147,7 @@ Result<FrameInfo> frame_info(ConstBytes bytes) {
   const auto frame = open_frame(bytes);
   if (!frame) return frame.error();
   const Number* number = number_of(frame->shape.number);
-  uint64_t size = sizeof(bh_frame_header) + frame->table.size();
+  uint64_t size = frame->head_bytes();
   for (uint64_t tile = 0; tile < frame->table.size() / 4; ++tile) size += frame->table_entry(tile);
   if (frame->table.empty()) size = bytes.size();
   if (size != bytes.size())

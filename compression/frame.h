@@ -38,7 +38,7 @@ struct Shape {
   uint32_t outer = 1;     ///< product of all dimensions before the tokens: layers, K and V, heads
   uint32_t tokens = 0;    ///< BYTES: number of bytes
   uint32_t channels = 1;  ///< 1 to 65,535; BYTES: 1
-  Rotary rotary = {};     ///< of keys after rotary position embedding; channels is a multiple of it
+  Rotary rotary = {};     ///< of keys after rotary position embedding
 
   uint64_t row_bytes() const { return uint64_t{channels} * element_bytes(number); }
   uint64_t size_bytes() const { return outer * tokens * row_bytes(); }
@@ -51,10 +51,9 @@ enum class Profile : uint8_t {
   DENSE      ///< ZSTD wherever it saves
 };
 
-/// The shape of a payload of this layout. Rotary embedding helps if it rotates the halves of whole
-/// heads; else it is ignored, and the frames are larger. A payload whose length fits no number of
-/// tokens is BYTES. NOT_SUPPORTED: K and V with different channels, scales in the block, fp32, rows
-/// of more than 65,535 channels.
+/// The shape of a payload of this layout. A payload whose length fits no number of tokens is BYTES.
+/// NOT_SUPPORTED: K and V with different channels, scales in the block, fp32, rows of more than
+/// 65,535 channels.
 Result<Shape> shape_of(const KvLayout& layout, uint64_t payload_bytes);
 
 /// The largest size of a frame of this shape: the values and the headers.

@@ -19,6 +19,16 @@ inline constexpr size_t kBytesTileHeaderBytes = 2 + 4;   // layout, codec, check
 
 bool valid_shape(const Shape& shape);
 
+/// A frame says it apart from its header.
+inline bool has_rotation(const Rotary& rotary) {
+  return rotary.dim != 0 && !(rotary.is_of_halves() && rotary.step == kTurnOfOneRadian);
+}
+/// Of the header, and what lies between it and the tiles.
+inline uint64_t head_bytes_of(const Shape& shape, const Tiling& tiling) {
+  return sizeof(bh_frame_header) + (has_rotation(shape.rotary) ? sizeof(bh_frame_rotation) : 0) +
+         tiling.table_bytes();
+}
+
 /// The number of tokens in a tile of a new frame.
 uint32_t tile_tokens_of(const Shape& shape);
 
@@ -29,13 +39,15 @@ struct Frame {
   ConstBytes bytes;
   ConstBytes table;  ///< sizes of the tiles; empty if there is one
 
+  uint64_t head_bytes() const { return head_bytes_of(shape, tiling); }
+
   uint64_t table_entry(uint64_t tile) const {
     uint32_t size;
     std::memcpy(&size, table.data() + tile * 4, 4);
     return size;
   }
   uint64_t offset_of(uint64_t tile) const {
-    uint64_t at = sizeof(bh_frame_header) + table.size();
+    uint64_t at = head_bytes();
     for (uint64_t before = 0; before < tile; ++before) at += table_entry(before);
     return at;
   }
@@ -56,8 +68,8 @@ uint32_t checksum32(ConstBytes bytes, uint64_t seed = 0);
 inline uint32_t rest_checksum(uint32_t layout, uint32_t codec, ConstBytes rest) {
   return checksum32(rest, layout | codec << 8);
 }
-/// Checksum of a header and the sizes of the tiles.
-uint32_t table_checksum(const bh_frame_header& header, ConstBytes table);
+/// Checksum of a header and the bytes between it and the tiles.
+uint32_t head_checksum(const bh_frame_header& header, ConstBytes behind);
 
 /// Writes and reads the header of a tile in planes up to the parameters, the layout included.
 void write_tile_header(ByteWriter& to, const Number& number, const TileHeader& header);

@@ -10,11 +10,13 @@ namespace {
 constexpr uint64_t kFirstPieceBytes = 256;
 static_assert(kFirstPieceBytes >= 1 + kMaxTileHeaderBytes);
 
-/// The size of the table after a header that is not verified yet; more than is available if the
-/// header is invalid.
-uint64_t table_bytes_of(const bh_frame_header& header) {
+/// The size of the head that begins with a header that is not verified yet; more than is available
+/// if the header is invalid.
+uint64_t head_bytes_of(const bh_frame_header& header) {
   if (header.tile_tokens == 0) return UINT64_MAX;
-  return tiling_of(header.outer, header.tokens, header.tile_tokens).table_bytes();
+  return sizeof header +
+         (header.version == BH_FRAME_VERSION_ROTATION ? sizeof(bh_frame_rotation) : 0) +
+         tiling_of(header.outer, header.tokens, header.tile_tokens).table_bytes();
 }
 
 /// The end of the last stream that is verified together with the first planes. `tile` is the first
@@ -52,17 +54,15 @@ Status FramePieces::fetch(uint32_t planes, const Read& read, Bytes frame) {
       status != Status::OK)
     return status;
   std::memcpy(&header, frame.data(), sizeof header);
-  const uint64_t table_bytes = table_bytes_of(header);
-  if (table_bytes > frame.size() - sizeof header) return Status::DAMAGED;
-  if (const Status status = extend(header_end_, 0, sizeof header + table_bytes);
-      status != Status::OK)
-    return status;
+  const uint64_t head_bytes = head_bytes_of(header);
+  if (head_bytes > frame.size()) return Status::DAMAGED;
+  if (const Status status = extend(header_end_, 0, head_bytes); status != Status::OK) return status;
   const auto opened = open_frame(frame);
   if (!opened) return opened.status();
   const Number* number = number_of(opened->shape.number);
   if (planes > (number == nullptr ? 0 : number->planes())) return Status::INVALID_ARGUMENT;
 
-  uint64_t begin = sizeof header + table_bytes;
+  uint64_t begin = head_bytes;
   if (ends_.empty()) {
     ends_.resize(opened->tiling.tiles);
     if (ends_.size() == 1) ends_[0] = header_end_ - begin;  // was read with the header

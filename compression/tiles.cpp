@@ -84,7 +84,7 @@ Status TileReader::open(ConstBytes frame, uint32_t planes) {
   frame_ = *opened;
   planes_ = planes;
   next_ = 0;
-  offset_ = sizeof(bh_frame_header) + frame_.table.size();
+  offset_ = frame_.head_bytes();
   return Status::OK;
 }
 

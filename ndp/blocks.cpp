@@ -193,7 +193,7 @@ class Blocks {
       if (fits) {
         const auto tiling =
             compression::tiling_of(wanted->outer, wanted->tokens, info->tile_tokens);
-        uncounted_heads_[i] = sizeof(bh_frame_header) + tiling.table_bytes();
+        uncounted_heads_[i] = compression::head_bytes_of(*wanted, tiling);
         continue;
       }
       const Status status = info ? Status::DAMAGED : info.status();

@@ -45,7 +45,7 @@ Result<PlaneKeys> PlaneKeys::open(ConstBytes bytes, uint32_t outer, uint32_t fir
   keys.outer_ = outer;
   keys.first_token_ = first_token;
   keys.channels_ = shape.channels;
-  keys.head_bytes_ = sizeof(bh_frame_header) + frame->tiling.table_bytes();
+  keys.head_bytes_ = frame->head_bytes();
   const Tiling& tiling = frame->tiling;
   keys.tiles_.reserve(tiling.tiles_per_outer);
   uint64_t index = tiling.tile_of(outer, 0), at = frame->offset_of(index);

@@ -40,6 +40,7 @@ INT8, BYTES = 5, 6
 
 STORED, PLANES, ONE_STREAM, SEARCHABLE = 0, 1, 2, 3  # layouts of a tile
 STEP_VALUES = 256
+ONE_RADIAN = 683565276  # in units of 2^-32 turns
 CODEC_STORED, CODEC_ZERO, CODEC_LZ4, CODEC_ZSTD, CODEC_NIBBLES = range(5)
 
 
@@ -196,12 +197,14 @@ class Centres:
         self.pairs = []
         if not self.turns:
             return
-        step = 683565276
+        step = frame.rotary_step
         half = frame.rotary_dim // 2
         for i in range(half):
             sin, cos = sine(step), sine((step + (1 << 30)) % (1 << 32))
-            for first in range(i, frame.channels, frame.rotary_dim):
-                self.pairs.append((first, first + half, sin, cos))
+            at, apart = (2 * i, 1) if frame.interleaved else (i, half)
+            for head in range(0, frame.channels, frame.rotary_head):
+                x = head + frame.rotary_first + at
+                self.pairs.append((x, x + apart, sin, cos))
             step = step * frame.rotary_ratio >> 32
         for x, y, _, _ in self.pairs:
             self.lifts[x] = max(header.exponents[y] - header.exponents[x], 0)
@@ -483,7 +486,7 @@ class Frame:
         if cursor.take(4) != b"BHF1":
             raise Damaged("this is not a frame: it does not begin with BHF1")
         version = cursor.byte()
-        if version != 1:
+        if version not in (1, 2):
             raise Unsupported(f"version {version} is unknown")
         self.kind_number = cursor.byte()
         if self.kind_number not in KINDS:
@@ -494,18 +497,34 @@ class Frame:
         )
         self.rotary_dim, self.rotary_ratio = struct.unpack("<HI", cursor.take(6))
         checksum = cursor.u32()
+        self.read_rotation(cursor, version)
         self.row_bytes = (self.channels + 7) // 8
         self.check_shape()
         tiles = self.outer * -(-self.tokens // self.tile_tokens)
         if 4 * tiles > len(data) and tiles > 1:
             raise Damaged(f"a table of {tiles} tiles does not fit")
         table = cursor.take(4 * tiles if tiles > 1 else 0)
-        if xxh3(table, xxh3(data[:24])) & 0xFFFFFFFF != checksum:
+        if xxh3(data[28 : cursor.at], xxh3(data[:24])) & 0xFFFFFFFF != checksum:
             raise Damaged("the checksum of the frame's header does not match")
         sizes = struct.unpack(f"<{len(table) // 4}I", table) or (len(data) - cursor.at,)
         self.tiles = [cursor.take(size) for size in sizes]
         if cursor.at != len(data):
             raise Damaged("the tiles do not fill the frame")
+
+    def read_rotation(self, cursor, version):
+        self.rotary_head, self.rotary_first, self.rotary_step = self.rotary_dim, 0, ONE_RADIAN
+        self.interleaved = False
+        if version == 1:
+            return
+        self.rotary_head, self.rotary_first, self.rotary_step, pairs, zero = struct.unpack(
+            "<HHIB3s", cursor.take(12)
+        )
+        if pairs not in (1, 2) or any(zero):
+            raise Damaged("an impossible rotation")
+        self.interleaved = pairs == 2
+        plain = (self.rotary_dim, 0, ONE_RADIAN, 1)
+        if (self.rotary_head, self.rotary_first, self.rotary_step, pairs) == plain:
+            raise Damaged("a rotation that version 1 has")
 
     def check_shape(self):
         sizes = (self.channels, self.outer, self.tokens, self.tile_tokens)
@@ -519,10 +538,15 @@ class Frame:
         if self.kind_number == BYTES and self.channels != 1:
             raise Damaged("a frame of bytes has channels")
         if self.rotary_dim == 0:
-            if self.rotary_ratio != 0:
-                raise Damaged("a rotary ratio without a rotary dim")
-        elif self.rotary_ratio == 0 or self.rotary_dim % 2 or self.channels % self.rotary_dim:
-            raise Damaged("the rotary dim does not fit the channels")
+            if (self.rotary_ratio, self.rotary_head, self.rotary_step) != (0, 0, ONE_RADIAN):
+                raise Damaged("a rotation without a rotary dim")
+        elif (
+            0 in (self.rotary_ratio, self.rotary_head, self.rotary_step)
+            or self.rotary_dim % 2
+            or self.rotary_first + self.rotary_dim > self.rotary_head
+            or self.channels % self.rotary_head
+        ):
+            raise Damaged("the rotation does not fit the channels")
 
     def tokens_of_tiles(self):
         for _ in range(self.outer):

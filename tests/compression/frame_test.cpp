@@ -43,11 +43,26 @@ std::vector<Shape> shapes(NumberFormat kind) {
   if (kind == NumberFormat::BYTES)
     return {{kind, 1, 1, 1}, {kind, 1, 100, 1}, {kind, 3, 70'000, 1}, {kind, 1, 200'001, 1}};
   const Rotary r8 = rotary_of(1e4, 8), r64 = rotary_of(1e4, 64), r128 = rotary_of(5e5, 128);
-  return {{kind, 1, 1, 1},          {kind, 1, 7, 3},          {kind, 2, 33, 8, r8},
-          {kind, 1, 512, 64, r64},  {kind, 1, 512, 64},       {kind, 1, 256, 128, r128},
-          {kind, 1, 40, 80},        {kind, 3, 300, 72},       {kind, 1, 17, 1024, r128},
-          {kind, 2, 1100, 64, r64}, {kind, 1, 130, 192, r64}, {kind, 1, 9, 65},
-          {kind, 1, 3, 65'535},     {kind, 1, 70'000, 1}};
+  Rotary neighbours = r64, part = r8;
+  neighbours.neighbours = part.neighbours = true;
+  part.head = 36;
+  part.first = 20;
+  return {{kind, 1, 300, 128, neighbours},
+          {kind, 3, 40, 72, part},
+          {kind, 1, 1, 1},
+          {kind, 1, 7, 3},
+          {kind, 2, 33, 8, r8},
+          {kind, 1, 512, 64, r64},
+          {kind, 1, 512, 64},
+          {kind, 1, 256, 128, r128},
+          {kind, 1, 40, 80},
+          {kind, 3, 300, 72},
+          {kind, 1, 17, 1024, r128},
+          {kind, 2, 1100, 64, r64},
+          {kind, 1, 130, 192, r64},
+          {kind, 1, 9, 65},
+          {kind, 1, 3, 65'535},
+          {kind, 1, 70'000, 1}};
 }
 
 class Frames : public ::testing::TestWithParam<NumberFormat> {};
@@ -62,6 +77,25 @@ TEST_P(Frames, ComeBackBitForBit) {
         ASSERT_EQ(decode(shape, frame), values) << describe(shape, content);
       }
     }
+  }
+}
+
+/// A rotation that is declared saves, whatever it is.
+TEST(Rotations, SaveWhereTheyAreDeclared) {
+  Rotary rotations[] = {rotary_of(1e4, 64), rotary_of(1e4, 64), rotary_of(1e4, 32),
+                        rotary_of(1e4, 64)};
+  rotations[1].neighbours = true;
+  rotations[2].head = 64;
+  rotations[2].first = 16;
+  rotations[3].step = kTurnOfOneRadian / 4;
+  for (const Rotary& rotary : rotations) {
+    const Shape shape{NumberFormat::BF16, 1, 512, 64, rotary};
+    Shape none = shape;
+    none.rotary = {};
+    const auto values = make_tensor(shape, Content::ROTATED, 3);
+    EXPECT_LT(encode(shape, values, Profile::FAST).size(),
+              encode(none, values, Profile::FAST).size() * 98 / 100)
+        << rotary.dim << " " << rotary.neighbours << " " << rotary.step;
   }
 }
 

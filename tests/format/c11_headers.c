@@ -37,5 +37,6 @@ const size_t kSizesInC[] = {
     sizeof(bh_index_entry),
     sizeof(bh_index_bucket),
     sizeof(bh_frame_header),
+    sizeof(bh_frame_rotation),
 };
 const size_t kSizesInCCount = sizeof(kSizesInC) / sizeof(kSizesInC[0]);

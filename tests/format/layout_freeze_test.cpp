@@ -407,6 +407,15 @@ TEST(LayoutFreeze, FrameHeader) {
   expect_layout<bh_frame_header>(28, fields);
 }
 
+TEST(LayoutFreeze, FrameRotation) {
+  const std::vector<Field> fields = {
+      FIELD(bh_frame_rotation, head, 0, 2),     FIELD(bh_frame_rotation, first, 2, 2),
+      FIELD(bh_frame_rotation, step, 4, 4),     FIELD(bh_frame_rotation, pairs, 8, 1),
+      FIELD(bh_frame_rotation, reserved, 9, 3),
+  };
+  expect_layout<bh_frame_rotation>(12, fields);
+}
+
 std::vector<std::pair<size_t, size_t>> frozen_sizes() {
   return {
       {sizeof(bh_part), 16},
@@ -431,6 +440,7 @@ std::vector<std::pair<size_t, size_t>> frozen_sizes() {
       {sizeof(bh_index_entry), 64},
       {sizeof(bh_index_bucket), 512},
       {sizeof(bh_frame_header), 28},
+      {sizeof(bh_frame_rotation), 12},
   };
 }
 
@@ -521,15 +531,25 @@ TEST(NumberFreeze, Superblock) {
 
 TEST(NumberFreeze, Frame) {
   const std::vector<Number> numbers = {
-      NUMBER(BH_FRAME_MAGIC, 0x31464842), NUMBER(BH_FRAME_VERSION, 1),
-      NUMBER(BH_NUMBER_BF16, 1),          NUMBER(BH_NUMBER_FP16, 2),
-      NUMBER(BH_NUMBER_FP8_E4M3, 3),      NUMBER(BH_NUMBER_FP8_E5M2, 4),
-      NUMBER(BH_NUMBER_INT8, 5),          NUMBER(BH_NUMBER_BYTES, 6),
-      NUMBER(BH_NUMBER_FP32, 7),          NUMBER(BH_TILE_STORED, 0),
-      NUMBER(BH_TILE_PLANES, 1),          NUMBER(BH_TILE_BYTES, 2),
-      NUMBER(BH_TILE_SEARCHABLE, 3),      NUMBER(BH_FRAME_STEP_VALUES, 256),
-      NUMBER(BH_STREAM_STORED, 0),        NUMBER(BH_STREAM_ZERO, 1),
-      NUMBER(BH_STREAM_LZ4, 2),           NUMBER(BH_STREAM_ZSTD, 3),
+      NUMBER(BH_FRAME_MAGIC, 0x31464842),
+      NUMBER(BH_FRAME_VERSION, 1),
+      NUMBER(BH_FRAME_VERSION_ROTATION, 2),
+      NUMBER(BH_NUMBER_BF16, 1),
+      NUMBER(BH_NUMBER_FP16, 2),
+      NUMBER(BH_NUMBER_FP8_E4M3, 3),
+      NUMBER(BH_NUMBER_FP8_E5M2, 4),
+      NUMBER(BH_NUMBER_INT8, 5),
+      NUMBER(BH_NUMBER_BYTES, 6),
+      NUMBER(BH_NUMBER_FP32, 7),
+      NUMBER(BH_TILE_STORED, 0),
+      NUMBER(BH_TILE_PLANES, 1),
+      NUMBER(BH_TILE_BYTES, 2),
+      NUMBER(BH_TILE_SEARCHABLE, 3),
+      NUMBER(BH_FRAME_STEP_VALUES, 256),
+      NUMBER(BH_STREAM_STORED, 0),
+      NUMBER(BH_STREAM_ZERO, 1),
+      NUMBER(BH_STREAM_LZ4, 2),
+      NUMBER(BH_STREAM_ZSTD, 3),
       NUMBER(BH_STREAM_NIBBLES, 4),
   };
   expect_numbers(numbers);

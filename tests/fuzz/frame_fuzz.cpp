@@ -133,6 +133,12 @@ Shape take_shape(fuzz::Input& input) {
   shape.rotary.ratio = ratio;
   shape.rotary.head = static_cast<uint16_t>(two_heads ? shape.channels / 2 : shape.channels);
   shape.rotary.dim = shape.rotary.head;
+  if (shape.rotary.head > 2 && ratio % 3 == 0) {
+    shape.rotary.dim = static_cast<uint16_t>(shape.rotary.head / 4 * 2);
+    shape.rotary.first = static_cast<uint16_t>(ratio / 3 % (shape.rotary.head / 2u));
+  }
+  shape.rotary.neighbours = ratio % 5 == 0;
+  if (ratio % 7 == 0) shape.rotary.step = ratio;
   return shape;
 }
 

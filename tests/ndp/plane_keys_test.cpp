@@ -220,6 +220,16 @@ double check_approximate(const Sequences& keys, const std::vector<float>& values
   return found / static_cast<double>(size_t{count} * std::min(k, std::max(seen, 1u)));
 }
 
+/// Whole heads of so many channels rotate or a part of them, as halves or neighbours.
+compression::Rotary random_rotary(Random& random, uint32_t head) {
+  const uint64_t dim = random.below(2) == 0 ? head : 2 * (1 + random.below(head / 2));
+  compression::Rotary rotary = compression::rotary_of(10000, static_cast<uint32_t>(dim));
+  rotary.head = static_cast<uint16_t>(head);
+  rotary.first = static_cast<uint16_t>(random.below(head - dim + 1));
+  rotary.neighbours = random.below(3) == 0;
+  return rotary;
+}
+
 class PlaneKeysTest : public testing::TestWithParam<NumberFormat> {};
 
 TEST_P(PlaneKeysTest, FindTheBestOfEveryContent) {
@@ -231,8 +241,7 @@ TEST_P(PlaneKeysTest, FindTheBestOfEveryContent) {
       shape.outer = 1 + static_cast<uint32_t>(random.below(2));
       shape.channels = seed % 2 == 0 ? 64 : 1 + static_cast<uint32_t>(random.below(140));
       shape.tokens = 1 + static_cast<uint32_t>(random.below(1500));
-      if (shape.channels == 64 && random.below(2) == 0)
-        shape.rotary = compression::rotary_of(10000, 64);
+      if (shape.channels == 64 && random.below(2) == 0) shape.rotary = random_rotary(random, 64);
       SCOPED_TRACE(describe(shape, content) + " seed " + std::to_string(seed));
       Sequences keys(shape, content, seed);
       for (uint32_t more = 0; more < random.below(3); ++more) {
@@ -272,7 +281,7 @@ TEST_P(PlaneKeysTest, FindTheBestOfAHead) {
       compression::Shape shape{GetParam(), 2, 0, heads * channels, {}};
       shape.tokens = 1 + static_cast<uint32_t>(random.below(channels * heads > 600 ? 200 : 700));
       const bool turns = random.below(2) != 0;
-      if (turns) shape.rotary = compression::rotary_of(10000, channels);
+      if (turns) shape.rotary = random_rotary(random, channels);
       const auto content = static_cast<Content>(random.below(std::size(compression::kContents)));
       Head head{static_cast<uint32_t>(random.below(heads)) * channels, channels};
       if (random.below(4) == 0) {

@@ -52,20 +52,31 @@ void reseal(std::vector<uint8_t>& frame) {
   bh_frame_header header;
   if (frame.size() < sizeof header) return;
   std::memcpy(&header, frame.data(), sizeof header);
-  const Shape shape{
-      static_cast<NumberFormat>(header.number),
-      header.outer,
-      header.tokens,
-      header.channels,
-      {.dim = header.rotary_dim, .ratio = header.rotary_ratio, .head = header.rotary_dim}};
+  Shape shape{static_cast<NumberFormat>(header.number),
+              header.outer,
+              header.tokens,
+              header.channels,
+              {.dim = header.rotary_dim, .ratio = header.rotary_ratio, .head = header.rotary_dim}};
   if (header.tile_tokens == 0) return;
   const Tiling tiling = tiling_of(shape.outer, shape.tokens, header.tile_tokens);
   Bytes rest = Bytes(frame).subspan(sizeof header);
+  const bool rotated = header.version == BH_FRAME_VERSION_ROTATION;
+  bh_frame_rotation rotation{};
+  const size_t rotation_bytes = std::min(rotated ? sizeof rotation : 0, rest.size());
+  std::memcpy(&rotation, rest.data(), rotation_bytes);
+  if (rotated) {
+    shape.rotary.head = rotation.head;
+    shape.rotary.first = rotation.first;
+    shape.rotary.step = rotation.step;
+    shape.rotary.neighbours = rotation.pairs == BH_ROTARY_INTERLEAVED;
+  }
   const uint64_t table_bytes = tiling.tiles > 1 ? tiling.tiles * 4 : 0;
-  const ConstBytes table = rest.first(std::min<uint64_t>(table_bytes, rest.size()));
-  store32(frame.data() + offsetof(bh_frame_header, table_checksum), table_checksum(header, table));
+  const ConstBytes behind =
+      rest.first(std::min<uint64_t>(rotation_bytes + table_bytes, rest.size()));
+  const ConstBytes table = behind.subspan(rotation_bytes);
+  store32(frame.data() + offsetof(bh_frame_header, table_checksum), head_checksum(header, behind));
   if (!valid_shape(shape) || table.size() < table_bytes) return;
-  rest = rest.subspan(table.size());
+  rest = rest.subspan(behind.size());
   for (uint64_t tile = 0; tile < tiling.tiles; ++tile) {
     uint32_t size = static_cast<uint32_t>(rest.size());
     if (!table.empty()) std::memcpy(&size, table.data() + tile * 4, 4);

@@ -126,8 +126,9 @@ uint32_t load_element(NumberFormat kind, const std::vector<uint8_t>& tensor, siz
 std::string describe(const Shape& shape, Content content) {
   const auto text = [](auto number) { return std::to_string(static_cast<uint32_t>(number)); };
   return "kind " + text(shape.number) + " [" + text(shape.outer) + "][" + text(shape.tokens) +
-         "][" + text(shape.channels) + "] rotary " + text(shape.rotary.dim) + ", content " +
-         text(content);
+         "][" + text(shape.channels) + "] rotary " + text(shape.rotary.dim) + " of " +
+         text(shape.rotary.head) + " from " + text(shape.rotary.first) +
+         (shape.rotary.neighbours ? ", neighbours" : "") + ", content " + text(content);
 }
 
 }  // namespace bowhead::compression

@@ -134,12 +134,8 @@ void add_value_arguments(CLI::App& command, ValueArguments& arguments) {
       .add_flag("--tokens-first", arguments.is_tokens_first,
                 "Order rows as [token][head], not [head][token]")
       ->needs(number);
-  CLI::Option* rope = add_rope_options(command, arguments.rope_base, arguments.rotary_dim);
-  rope->needs(number);
-  command
-      .add_flag("--rope-interleaved", arguments.is_interleaved,
-                "Rotary embedding pairs channel 2c with 2c + 1, not c with c + half")
-      ->needs(rope);
+  add_rope_options(command, arguments.rope_base, arguments.rotary_dim, arguments.is_interleaved)
+      ->needs(number);
   refuse_old_option(command, "--outer", "--layers and --heads, and --value-channels for V");
 }
 

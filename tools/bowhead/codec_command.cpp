@@ -184,7 +184,8 @@ void add_codec_command(CLI::App& app, Action& action) {
       ->check(CLI::IsMember({"fast", "balanced", "dense"}));
   add_size(*command, "--block-bytes", arguments->options.block_bytes,
            "Uncompressed bytes of a block, 1K to 1G (64K)", {1024, uint64_t{1} << 30});
-  add_rope_options(*command, arguments->options.rope_base, arguments->options.rotary_dim);
+  add_rope_options(*command, arguments->options.rope_base, arguments->options.rotary_dim,
+                   arguments->options.rope_interleaved);
   add_number(*command, "--rounds", arguments->options.rounds,
              "Rounds of each timed figure, 3 to 1000", {3, 1000})
       ->capture_default_str();

@@ -101,7 +101,8 @@ CLI::Validator octal_number(uint32_t most) {
       "", "mode");
 }
 
-CLI::Option* add_rope_options(CLI::App& command, double& base, uint64_t& dim) {
+CLI::Option* add_rope_options(CLI::App& command, double& base, uint64_t& dim,
+                              bool& is_interleaved) {
   CLI::Option* option =
       add_real(command, "--rope-base", base,
                "Base of rotary position embedding (\"rope theta\"), if the values are keys after "
@@ -109,6 +110,10 @@ CLI::Option* add_rope_options(CLI::App& command, double& base, uint64_t& dim) {
                {1, 1e12});
   add_number(command, "--rotary-dim", dim, "Channels of a head that rotate together (default: all)",
              {1, 65535})
+      ->needs(option);
+  command
+      .add_flag("--rope-interleaved", is_interleaved,
+                "Rotary embedding pairs channel 2c with 2c + 1, not c with c + half")
       ->needs(option);
   return option;
 }

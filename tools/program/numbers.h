@@ -41,7 +41,7 @@ inline CLI::Option* add_real(CLI::App& command, const std::string& name, double&
   return command.add_option(name, value, help)->transform(real_number(limits))->type_name("X");
 }
 
-/// --rope-base and --rotary-dim, which needs it; returns the first.
-CLI::Option* add_rope_options(CLI::App& command, double& base, uint64_t& dim);
+/// --rope-base, and --rotary-dim and --rope-interleaved, which need it; returns the first.
+CLI::Option* add_rope_options(CLI::App& command, double& base, uint64_t& dim, bool& is_interleaved);
 
 }  // namespace bowhead::cli

@@ -10,6 +10,7 @@
 
 #define BH_FRAME_MAGIC 0x31464842u /* "BHF1" */
 #define BH_FRAME_VERSION 1u
+#define BH_FRAME_VERSION_ROTATION 2u /* with a bh_frame_rotation */
 
 /* Layouts of a tile. */
 enum {
@@ -32,8 +33,8 @@ enum {
 };
 
 /* A tensor [outer][tokens][channels], divided into tiles of tile_tokens tokens of one outer index;
- * the last tile of each index may be shorter. If there are several tiles, the header is followed by
- * the size of each in bytes (uint32_t); then come the tiles. */
+ * the last tile of each index may be shorter. The header is followed by the rotation, in version 2,
+ * and by the size of each tile in bytes (uint32_t), if there are several; then come the tiles. */
 typedef struct bh_frame_header {
   uint32_t magic;
   uint8_t version;
@@ -44,7 +45,7 @@ typedef struct bh_frame_header {
   uint16_t tile_tokens;
   uint16_t rotary_dim;     /* channels that rotary position embedding covers; 0: none */
   uint32_t rotary_ratio;   /* base^(-2 / rotary_dim) in units of 2^-32; 0: none */
-  uint32_t table_checksum; /* low half of XXH3-64 of the bytes above and the sizes of the tiles */
+  uint32_t table_checksum; /* low half of XXH3-64 of the bytes above and those up to the tiles */
 } bh_frame_header;
 BH_FORMAT_SIZE(bh_frame_header, 28);
 BH_FORMAT_OFFSET(bh_frame_header, channels, 6);
@@ -52,5 +53,18 @@ BH_FORMAT_OFFSET(bh_frame_header, outer, 8);
 BH_FORMAT_OFFSET(bh_frame_header, tile_tokens, 16);
 BH_FORMAT_OFFSET(bh_frame_header, rotary_ratio, 20);
 BH_FORMAT_OFFSET(bh_frame_header, table_checksum, 24);
+
+/* Rotary position embedding other than that of version 1: the halves of whole heads, whose first
+ * pair rotates by one radian for a token. */
+typedef struct bh_frame_rotation {
+  uint16_t head;       /* channels of a head: the frame's are a multiple */
+  uint16_t first;      /* of a head that rotates, as rotary_dim channels do */
+  uint32_t step;       /* rotation of the first pair for a token, in units of 2^-32 turns; not 0 */
+  uint8_t pairs;       /* BH_ROTARY_HALVES, BH_ROTARY_INTERLEAVED */
+  uint8_t reserved[3]; /* zero */
+} bh_frame_rotation;
+BH_FORMAT_SIZE(bh_frame_rotation, 12);
+BH_FORMAT_OFFSET(bh_frame_rotation, step, 4);
+BH_FORMAT_OFFSET(bh_frame_rotation, pairs, 8);
 
 #endif

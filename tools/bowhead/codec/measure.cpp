@@ -63,10 +63,11 @@ class Walk {
       }
     }
     walk.shape_ = {tensor.number, 1, static_cast<uint32_t>(std::min(wanted, tokens)),
-                   static_cast<uint32_t>(channels),
-                   options.rope_base == 0
-                       ? Rotary{}
-                       : rotary_of(options.rope_base, static_cast<uint32_t>(dim))};
+                   static_cast<uint32_t>(channels)};
+    if (options.rope_base != 0) {
+      walk.shape_.rotary = rotary_of(options.rope_base, static_cast<uint32_t>(dim));
+      walk.shape_.rotary.neighbours = options.rope_interleaved;
+    }
     walk.tensor_bytes_ = tensor.values.size();
     walk.copies_ = std::max<uint64_t>(walk_bytes(options.quick) / walk.tensor_bytes_, 1);
     for (uint64_t copy = 0; copy < walk.copies_; ++copy)

@@ -14,7 +14,8 @@ namespace bowhead::cli {
 
 struct CodecOptions {
   uint64_t block_bytes = 64 << 10;
-  double rope_base = 0;     ///< 0: no rotary embedding
+  double rope_base = 0;  ///< 0: no rotary embedding
+  bool rope_interleaved = false;
   uint64_t rotary_dim = 0;  ///< 0: all channels
   uint32_t rounds = 5;
   bool quick = false;  ///< few, short rounds: speeds mean nothing
