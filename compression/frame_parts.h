@@ -19,7 +19,7 @@ inline constexpr size_t kBytesTileHeaderBytes = 2 + 4;   // layout, codec, check
 
 bool valid_shape(const Shape& shape);
 
-/// A frame says it apart from its header.
+/// Whether a frame needs a bh_frame_rotation behind its header.
 inline bool has_rotation(const Rotary& rotary) {
   return rotary.dim != 0 && !(rotary.is_of_halves() && rotary.step == kTurnOfOneRadian);
 }

@@ -27,7 +27,7 @@ struct LineAllocator {
 template <class T>
 using Lines = std::vector<T, LineAllocator<T>>;
 
-/// Elements that nobody has set.
+/// The same without initial values, for buffers that are written before they are read.
 template <class T>
 struct LineDeleter {
   void operator()(T* p) const { LineAllocator<T>().deallocate(p, 0); }

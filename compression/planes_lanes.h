@@ -135,8 +135,8 @@ class BitSource {
  public:
   BitSource(std::span<const uint8_t> from, uint64_t begin)
       : from_(from.data()), size_(from.size()), at_(begin) {}
-  /// Calls use(i, run), so often, with the next bits, at least kBits, of which it takes as many as
-  /// it returns, the lowest: together no more than a block has.
+  /// Calls use(i, run) kTimes, each time with the next kBits bits or more. It returns how many of
+  /// the lowest it takes: in all calls no more than a block has.
   template <uint32_t kTimes, uint32_t kBits, class Use>
   BOWHEAD_INLINE void take(const Use& use) {
     uint8_t edge[kMostRead];
@@ -432,7 +432,7 @@ BOWHEAD_INLINE U8 gather_planes(const uint8_t* const* planes, uint32_t count, si
   return bytes;
 }
 
-/// Elements of `kBytes` of the low or the high halves of each 16 bytes: of a and of b in turn.
+/// Elements of kBytes bytes from the low or the high half of each 16 bytes, a's and b's in turn.
 template <size_t kBytes, size_t kHalf, size_t... i>
 BOWHEAD_INLINE U8 zipped(U8 a, U8 b, std::index_sequence<i...>) {
   return __builtin_shufflevector(
@@ -441,7 +441,7 @@ BOWHEAD_INLINE U8 zipped(U8 a, U8 b, std::index_sequence<i...>) {
        i / kBytes % 2 * kBlock)...);
 }
 
-/// Exchanges the bits of `a` above others by `kBy` with those of `b` below such.
+/// Exchanges the upper kBy bits of each 2 kBy in `a` with the lower kBy in `b`.
 template <uint32_t kBy>
 BOWHEAD_INLINE void exchange_bits(U8& a, U8& b) {
   constexpr uint8_t kLow = kBy == 4 ? 0x0F : kBy == 2 ? 0x33 : 0x55;
@@ -450,7 +450,7 @@ BOWHEAD_INLINE void exchange_bits(U8& a, U8& b) {
   a ^= U8(U16(other) << kBy);
 }
 
-/// 16 bytes to every 128.
+/// Stores each 16 bytes of a vector 128 bytes behind the ones before.
 BOWHEAD_INLINE void store_parts(uint8_t* to, U8 bytes) {
   typedef uint8_t Part __attribute__((vector_size(16)));
   Part parts[kBlock / 16];
