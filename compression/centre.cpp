@@ -69,7 +69,7 @@ std::vector<Turn> turns_of(const Rotary& rotary) {
 
 void turn(const TurningCentre& t) {
   for_pairs(t.rotary, t.channels, [&](uint32_t x, uint32_t y, uint32_t pair) {
-    const uint32_t at = t.rotary.neighbours ? 2 * pair : pair;
+    const uint32_t at = t.rotary.interleaved ? 2 * pair : pair;
     const int16_t a = t.state[x], b = t.state[y];
     t.state[x] = saturated(product(a, t.cosines[at]) - product(b, t.sines[at]));
     t.state[y] = saturated(product(a, t.sines[at]) + product(b, t.cosines[at]));
@@ -84,7 +84,7 @@ void CentreMaker::set_turns(const Rotary& rotary) {
     auto made = std::make_shared<Turns>();
     made->rotary = rotary;
     for (const Turn& turn : turns_of(rotary)) {
-      for (uint32_t i = 0; i < (rotary.neighbours ? 2u : 1u); ++i) {
+      for (uint32_t i = 0; i < (rotary.interleaved ? 2u : 1u); ++i) {
         made->cosines.push_back(turn.cosine);
         made->sines.push_back(turn.sine);
       }

@@ -26,12 +26,12 @@ struct Rotary {
   uint32_t ratio = 0;                ///< in units of 2^-32: base^(-2 / dim)
   uint16_t head = 0;                 ///< channels of a head
   uint16_t first = 0;                ///< of a head that rotates
-  bool neighbours = false;           ///< pairs are of two that lie side by side; else of two halves
+  bool interleaved = false;          ///< pairs are of two that lie side by side; else of two halves
   uint32_t step = kTurnOfOneRadian;  ///< for a token, in units of 2^-32 turns
 
   uint32_t pairs() const { return dim / 2u; }  ///< of a head
   /// Whole heads rotate, as halves.
-  bool is_of_halves() const { return first == 0 && dim == head && !neighbours; }
+  bool is_of_halves() const { return first == 0 && dim == head && !interleaved; }
   bool operator==(const Rotary&) const = default;
 };
 
@@ -46,10 +46,10 @@ inline uint64_t next_pair(uint64_t step, const Rotary& rotary) { return step * r
 template <class Each>
 void for_pairs(const Rotary& rotary, uint32_t channels, const Each& each) {
   if (rotary.dim == 0) return;
-  const uint32_t apart = rotary.neighbours ? 1 : rotary.pairs();
+  const uint32_t apart = rotary.interleaved ? 1 : rotary.pairs();
   for (uint32_t head = rotary.first; head < channels; head += rotary.head) {
     for (uint32_t pair = 0; pair < rotary.pairs(); ++pair) {
-      const uint32_t x = head + (rotary.neighbours ? 2 * pair : pair);
+      const uint32_t x = head + (rotary.interleaved ? 2 * pair : pair);
       each(x, x + apart, pair);
     }
   }
@@ -69,7 +69,7 @@ std::vector<Turn> turns_of(const Rotary& rotary);
 struct TurningCentre {
   uint32_t channels = 0;
   Rotary rotary;                     ///< of dim 0: no rotation
-  const int16_t* cosines = nullptr;  ///< of one token's rotation, by pair of a head; of neighbours
+  const int16_t* cosines = nullptr;  ///< of one token's rotation, by pair of a head; interleaved,
                                      ///< by channel that rotates, so each twice
   const int16_t* sines = nullptr;    ///< likewise, from -32767
   int16_t* state = nullptr;          ///< by channel, with fraction bits

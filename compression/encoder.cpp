@@ -88,7 +88,7 @@ class Encoder::Impl {
           .first = rotary.first,
           .step = rotary.step,
           .pairs =
-              static_cast<uint8_t>(rotary.neighbours ? BH_ROTARY_INTERLEAVED : BH_ROTARY_HALVES)};
+              static_cast<uint8_t>(rotary.interleaved ? BH_ROTARY_INTERLEAVED : BH_ROTARY_HALVES)};
       std::memcpy(behind.data(), &rotation, sizeof rotation);
     }
     const Bytes table = behind.last(tiling.table_bytes());

@@ -133,7 +133,7 @@ void CentreFitter::accumulate(const Number& number, const void* values, uint32_t
       energy[c] += row[c] * row[c];
       mean[c] += row[c];
     }
-    if (rotary.neighbours) {
+    if (rotary.interleaved) {
       for_pairs(rotary, channels, [&](uint32_t x, uint32_t y, uint32_t pair) {
         const float cosine = cosines_[s * half + pair], sine = sines_[s * half + pair];
         vector_[x] += row[x] * cosine + row[y] * sine;

@@ -29,7 +29,7 @@ Rotary rotary_in(const KvLayout& layout) {
   Rotary rotary = rotary_of(rotary_base(layout), layout.rotary_channels);
   rotary.head = layout.key_channels;
   rotary.first = layout.rotary_first;
-  rotary.neighbours = layout.rotary == BH_ROTARY_INTERLEAVED;
+  rotary.interleaved = layout.rotary == BH_ROTARY_INTERLEAVED;
   return rotary;
 }
 
@@ -43,9 +43,9 @@ bool read_rotation(const bh_frame_header& header, ConstBytes behind, Rotary& rot
   rotary.head = rotation.head;
   rotary.first = rotation.first;
   rotary.step = rotation.step;
-  rotary.neighbours = rotation.pairs == BH_ROTARY_INTERLEAVED;
+  rotary.interleaved = rotation.pairs == BH_ROTARY_INTERLEAVED;
   const auto& reserved = rotation.reserved;
-  return (rotary.neighbours || rotation.pairs == BH_ROTARY_HALVES) && has_rotation(rotary) &&
+  return (rotary.interleaved || rotation.pairs == BH_ROTARY_HALVES) && has_rotation(rotary) &&
          std::all_of(std::begin(reserved), std::end(reserved),
                      [](uint8_t byte) { return byte == 0; });
 }

@@ -174,7 +174,7 @@ StepCount count_rests(const Number& number, const void* values, size_t row_bytes
 
 // ---- centres ----
 
-BOWHEAD_INLINE void turn_neighbours(int16_t* at, __m512i cosines, __m512i sines) {
+BOWHEAD_INLINE void turn_interleaved(int16_t* at, __m512i cosines, __m512i sines) {
   constexpr __mmask32 kSeconds = 0xAAAAAAAA;
   const __m512i all = _mm512_loadu_si512(at), others = _mm512_rol_epi32(all, 16);
   const __m512i own = _mm512_mulhrs_epi16(all, cosines);
@@ -184,14 +184,14 @@ BOWHEAD_INLINE void turn_neighbours(int16_t* at, __m512i cosines, __m512i sines)
 }
 
 BOWHEAD_INLINE void turn_vectors(const TurningCentre& t) {
-  const uint32_t count = t.rotary.neighbours ? t.rotary.dim : t.rotary.pairs();
+  const uint32_t count = t.rotary.interleaved ? t.rotary.dim : t.rotary.pairs();
   if (count == 0) return;
   if (count % 32 != 0) return turn(t);
   for (uint32_t head = t.rotary.first; head < t.channels; head += t.rotary.head) {
     for (uint32_t i = 0; i < count; i += 32) {
       int16_t* at_x = t.state + head + i;
-      if (t.rotary.neighbours) {
-        turn_neighbours(at_x, _mm512_loadu_si512(t.cosines + i), _mm512_loadu_si512(t.sines + i));
+      if (t.rotary.interleaved) {
+        turn_interleaved(at_x, _mm512_loadu_si512(t.cosines + i), _mm512_loadu_si512(t.sines + i));
         continue;
       }
       int16_t* at_y = at_x + count;
@@ -261,7 +261,7 @@ void sum_pairs(const SampleSums& s, uint32_t head, uint32_t pair) {
 bool sum_samples(const SampleSums& s) {
   const bool bf16 = s.number.exponent_bits == 8;
   const uint32_t half = s.rotary.pairs();
-  if (!bf16 || s.channels % 16 != 0 || half % 16 != 0 || s.rotary.neighbours) return false;
+  if (!bf16 || s.channels % 16 != 0 || half % 16 != 0 || s.rotary.interleaved) return false;
   for (uint32_t first = 0; first < s.channels; first += 16) sum_channels(s, first);
   for (uint32_t head = s.rotary.first; half != 0 && head < s.channels; head += s.rotary.head) {
     for (uint32_t pair = 0; pair < half; pair += 16) sum_pairs(s, head, pair);

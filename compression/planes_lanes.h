@@ -271,7 +271,7 @@ StepCount count_rests(const Number& number, const void* values, size_t row_bytes
 
 // ---- centres ----
 
-BOWHEAD_INLINE void turn_neighbours(int16_t* at, I16 cosines, I16 sines) {
+BOWHEAD_INLINE void turn_interleaved(int16_t* at, I16 cosines, I16 sines) {
   const I16 all = load<I16>(at), others = I16(U32(all) << 16 | U32(all) >> 16);
   const I16 own = product(all, cosines), other = product(others, sines);
   const U32 less = U32(saturated_difference(own, other)), more = U32(saturated_sum(own, other));
@@ -279,15 +279,15 @@ BOWHEAD_INLINE void turn_neighbours(int16_t* at, I16 cosines, I16 sines) {
 }
 
 BOWHEAD_INLINE void turn_vectors(const TurningCentre& t) {
-  const uint32_t count = t.rotary.neighbours ? t.rotary.dim : t.rotary.pairs();
+  const uint32_t count = t.rotary.interleaved ? t.rotary.dim : t.rotary.pairs();
   if (count == 0) return;
   // A copy, so that the caller's stays in registers.
   if (count % kWords != 0) return turn(TurningCentre(t));
   for (uint32_t head = t.rotary.first; head < t.channels; head += t.rotary.head) {
     for (uint32_t i = 0; i < count; i += kWords) {
       int16_t* at_x = t.state + head + i;
-      if (t.rotary.neighbours) {
-        turn_neighbours(at_x, load<I16>(t.cosines + i), load<I16>(t.sines + i));
+      if (t.rotary.interleaved) {
+        turn_interleaved(at_x, load<I16>(t.cosines + i), load<I16>(t.sines + i));
         continue;
       }
       int16_t* at_y = at_x + count;

@@ -43,11 +43,11 @@ std::vector<Shape> shapes(NumberFormat kind) {
   if (kind == NumberFormat::BYTES)
     return {{kind, 1, 1, 1}, {kind, 1, 100, 1}, {kind, 3, 70'000, 1}, {kind, 1, 200'001, 1}};
   const Rotary r8 = rotary_of(1e4, 8), r64 = rotary_of(1e4, 64), r128 = rotary_of(5e5, 128);
-  Rotary neighbours = r64, part = r8;
-  neighbours.neighbours = part.neighbours = true;
+  Rotary interleaved = r64, part = r8;
+  interleaved.interleaved = part.interleaved = true;
   part.head = 36;
   part.first = 20;
-  return {{kind, 1, 300, 128, neighbours},
+  return {{kind, 1, 300, 128, interleaved},
           {kind, 3, 40, 72, part},
           {kind, 1, 1, 1},
           {kind, 1, 7, 3},
@@ -84,7 +84,7 @@ TEST_P(Frames, ComeBackBitForBit) {
 TEST(Rotations, SaveWhereTheyAreDeclared) {
   Rotary rotations[] = {rotary_of(1e4, 64), rotary_of(1e4, 64), rotary_of(1e4, 32),
                         rotary_of(1e4, 64)};
-  rotations[1].neighbours = true;
+  rotations[1].interleaved = true;
   rotations[2].head = 64;
   rotations[2].first = 16;
   rotations[3].step = kTurnOfOneRadian / 4;
@@ -95,7 +95,7 @@ TEST(Rotations, SaveWhereTheyAreDeclared) {
     const auto values = make_tensor(shape, Content::ROTATED, 3);
     EXPECT_LT(encode(shape, values, Profile::FAST).size(),
               encode(none, values, Profile::FAST).size() * 98 / 100)
-        << rotary.dim << " " << rotary.neighbours << " " << rotary.step;
+        << rotary.dim << " " << rotary.interleaved << " " << rotary.step;
   }
 }
 

@@ -24,13 +24,13 @@ std::vector<Golden> goldens() {
   using enum NumberFormat;
   using enum Profile;
   const Rotary r8 = rotary_of(1e4, 8), r64 = rotary_of(1e4, 64);
-  Rotary neighbours = r8, part = r8, slow = r8;
-  neighbours.neighbours = true;
+  Rotary interleaved = r8, part = r8, slow = r8;
+  interleaved.interleaved = true;
   part.head = 16;
   part.first = 4;
   slow.step = kTurnOfOneRadian / 4;
   return {
-      {"rotation_bf16_neighbours", {BF16, 1, 300, 16, neighbours}, Content::ROTATED, DENSE},
+      {"rotation_bf16_interleaved", {BF16, 1, 300, 16, interleaved}, Content::ROTATED, DENSE},
       {"rotation_bf16_part", {BF16, 2, 200, 32, part}, Content::ROTATED, FAST},
       {"rotation_fp16_slow", {FP16, 2, 300, 8, slow}, Content::ROTATED, FAST},
       {"search_bf16_keys", {BF16, 1, 256, 16, r8}, Content::ROTATED, DENSE},

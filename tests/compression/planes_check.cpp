@@ -204,8 +204,8 @@ std::string fault_with_centre(const PlaneKernels& kernels, const Shape& shape,
 }  // namespace
 
 std::string fault_in_agreement(const PlaneKernels& kernels, NumberFormat kind) {
-  Rotary neighbours = rotary_of(1e4, 64), part = rotary_of(1e4, 32), odd = rotary_of(1e4, 24);
-  neighbours.neighbours = odd.neighbours = true;
+  Rotary interleaved = rotary_of(1e4, 64), part = rotary_of(1e4, 32), odd = rotary_of(1e4, 24);
+  interleaved.interleaved = odd.interleaved = true;
   part.head = 64;
   part.first = 16;
   part.step = kTurnOfOneRadian / 4;
@@ -215,7 +215,7 @@ std::string fault_in_agreement(const PlaneKernels& kernels, NumberFormat kind) {
   behind.first = 32;
   for (const Shape& shape :
        {Shape{kind, 1, 65, 64, rotary_of(1e4, 64)}, Shape{kind, 1, 33, 128, rotary_of(5e5, 128)},
-        Shape{kind, 1, 20, 128, neighbours}, Shape{kind, 1, 20, 128, part},
+        Shape{kind, 1, 20, 128, interleaved}, Shape{kind, 1, 20, 128, part},
         Shape{kind, 1, 20, 80, odd}, Shape{kind, 1, 20, 96, behind}, Shape{kind, 1, 10, 72},
         Shape{kind, 1, 3, 600}, Shape{kind, 1, 40, 8, rotary_of(1e4, 8)}, Shape{kind, 1, 5, 1},
         Shape{kind, 1, 7, 191}}) {

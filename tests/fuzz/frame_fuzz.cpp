@@ -137,7 +137,7 @@ Shape take_shape(fuzz::Input& input) {
     shape.rotary.dim = static_cast<uint16_t>(shape.rotary.head / 4 * 2);
     shape.rotary.first = static_cast<uint16_t>(ratio / 3 % (shape.rotary.head / 2u));
   }
-  shape.rotary.neighbours = ratio % 5 == 0;
+  shape.rotary.interleaved = ratio % 5 == 0;
   if (ratio % 7 == 0) shape.rotary.step = ratio;
   return shape;
 }

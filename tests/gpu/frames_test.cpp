@@ -206,8 +206,8 @@ TEST_P(DecodedFrames, MatchTheDecoder) {
       for (const Content content : compression::kContents) {
         Shape shape{kind, 2, 30 + seed % 70, 64 + 16 * (seed % 5), {}};
         if (seed % 3 != 0) shape.rotary = compression::rotary_of(10000, 16);
-        shape.rotary.neighbours = seed % 9 == 1;  // by the CPU
-        if (seed % 4 == 3) shape.channels -= 11;  // rows in parts of bytes, without rotation
+        shape.rotary.interleaved = seed % 9 == 1;  // by the CPU
+        if (seed % 4 == 3) shape.channels -= 11;   // rows in parts of bytes, without rotation
         if (seed % 4 == 3) shape.rotary = {};
         if (kind == NumberFormat::BYTES) shape = {kind, 1, 3000, 1, {}};
         const auto* number = compression::number_of(kind);

@@ -220,13 +220,13 @@ double check_approximate(const Sequences& keys, const std::vector<float>& values
   return found / static_cast<double>(size_t{count} * std::min(k, std::max(seen, 1u)));
 }
 
-/// Whole heads of so many channels rotate or a part of them, as halves or neighbours.
+/// Whole heads of so many channels rotate or a part of them, as halves or interleaved.
 compression::Rotary random_rotary(Random& random, uint32_t head) {
   const uint64_t dim = random.below(2) == 0 ? head : 2 * (1 + random.below(head / 2));
   compression::Rotary rotary = compression::rotary_of(10000, static_cast<uint32_t>(dim));
   rotary.head = static_cast<uint16_t>(head);
   rotary.first = static_cast<uint16_t>(random.below(head - dim + 1));
-  rotary.neighbours = random.below(3) == 0;
+  rotary.interleaved = random.below(3) == 0;
   return rotary;
 }
 

@@ -68,7 +68,7 @@ void reseal(std::vector<uint8_t>& frame) {
     shape.rotary.head = rotation.head;
     shape.rotary.first = rotation.first;
     shape.rotary.step = rotation.step;
-    shape.rotary.neighbours = rotation.pairs == BH_ROTARY_INTERLEAVED;
+    shape.rotary.interleaved = rotation.pairs == BH_ROTARY_INTERLEAVED;
   }
   const uint64_t table_bytes = tiling.tiles > 1 ? tiling.tiles * 4 : 0;
   const ConstBytes behind =

@@ -57,8 +57,8 @@ double model_value(const Shape& shape, Content content, uint32_t token, uint32_t
   const Rotary& rotary = shape.rotary;
   const uint32_t at = channel % rotary.head - rotary.first, half = rotary.pairs();
   if (at >= rotary.dim) return centre + size * normal(random);
-  const uint32_t i = rotary.neighbours ? at / 2 : at % half;
-  const bool is_second = rotary.neighbours ? at % 2 != 0 : at >= half;
+  const uint32_t i = rotary.interleaved ? at / 2 : at % half;
+  const bool is_second = rotary.interleaved ? at % 2 != 0 : at >= half;
   const double first = static_cast<double>(rotary.step) / kTurnOfOneRadian;
   const double step = first * std::pow(std::ldexp(rotary.ratio, -32), i);
   const double phase = token * step + (is_second ? -1.5707963 : 0);
@@ -128,7 +128,7 @@ std::string describe(const Shape& shape, Content content) {
   return "kind " + text(shape.number) + " [" + text(shape.outer) + "][" + text(shape.tokens) +
          "][" + text(shape.channels) + "] rotary " + text(shape.rotary.dim) + " of " +
          text(shape.rotary.head) + " from " + text(shape.rotary.first) +
-         (shape.rotary.neighbours ? ", neighbours" : "") + ", content " + text(content);
+         (shape.rotary.interleaved ? ", interleaved" : "") + ", content " + text(content);
 }
 
 }  // namespace bowhead::compression

@@ -66,7 +66,7 @@ class Walk {
                    static_cast<uint32_t>(channels)};
     if (options.rope_base != 0) {
       walk.shape_.rotary = rotary_of(options.rope_base, static_cast<uint32_t>(dim));
-      walk.shape_.rotary.neighbours = options.rope_interleaved;
+      walk.shape_.rotary.interleaved = options.rope_interleaved;
     }
     walk.tensor_bytes_ = tensor.values.size();
     walk.copies_ = std::max<uint64_t>(walk_bytes(options.quick) / walk.tensor_bytes_, 1);
