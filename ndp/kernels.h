@@ -63,6 +63,8 @@ struct Kernels {
   /// `reaching` has room for all.
   uint32_t (*rows_reaching)(const int32_t* sums, uint32_t rows, const int32_t* cuts,
                             uint32_t* reaching);
+  /// How many of so many ranks, as rank_of() of best.h makes them, are `cut` or more.
+  size_t (*count_ranks)(const uint64_t* ranks, size_t count, uint64_t cut);
   /// sums[i * kProductQueries + q] = sum over channels, in their order and each product exact, of
   /// queries[channel * kProductQueries + q] * row i: of kExactRows rows one behind the other, which
   /// like the queries are floats.

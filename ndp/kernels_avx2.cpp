@@ -67,9 +67,9 @@ void products(const Products& in, int32_t* sums) {
 
 }  // namespace
 
-const Kernels kKernelsAvx2 = {"avx2",        score,  weigh, largest,  exponentials,
-                              soft_cap,      select, dots,  products, count_reaching,
-                              rows_reaching, exact,  bounds};
+const Kernels kKernelsAvx2 = {"avx2",        score,       weigh, largest,  exponentials,
+                              soft_cap,      select,      dots,  products, count_reaching,
+                              rows_reaching, count_ranks, exact, bounds};
 
 }  // namespace bowhead::ndp
 

@@ -1074,6 +1074,17 @@ uint32_t rows_reaching(const int32_t* sums, uint32_t rows, const int32_t* cuts,
   return taken;
 }
 
+size_t count_ranks(const uint64_t* ranks, size_t count, uint64_t cut) {
+  const __m512i bound = _mm512_set1_epi64(static_cast<int64_t>(cut));
+  size_t reaching = 0, i = 0;
+  for (; i + 8 <= count; i += 8)
+    reaching += static_cast<uint32_t>(
+        __builtin_popcount(_mm512_cmpge_epu64_mask(_mm512_loadu_si512(ranks + i), bound)));
+  const auto rest = static_cast<__mmask8>((1u << (count - i)) - 1);
+  return reaching + static_cast<uint32_t>(__builtin_popcount(_mm512_mask_cmpge_epu64_mask(
+                        rest, _mm512_maskz_loadu_epi64(rest, ranks + i), bound)));
+}
+
 BOWHEAD_INLINE __m512 floats_of_bf16(__m256i words) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
 }
@@ -1117,9 +1128,9 @@ void bounds(const Rows& keys, uint32_t first, uint32_t count, float* least, floa
 
 }  // namespace
 
-const Kernels kKernelsAvx512 = {"avx512",      score,  weigh, largest,  exponentials,
-                                soft_cap,      select, dots,  products, count_reaching,
-                                rows_reaching, exact,  bounds};
+const Kernels kKernelsAvx512 = {"avx512",      score,       weigh, largest,  exponentials,
+                                soft_cap,      select,      dots,  products, count_reaching,
+                                rows_reaching, count_ranks, exact, bounds};
 
 }  // namespace bowhead::ndp
 

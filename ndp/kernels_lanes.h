@@ -324,6 +324,27 @@ uint32_t rows_reaching(const int32_t* sums, uint32_t rows, const int32_t* cuts,
   return taken;
 }
 
+typedef int64_t LongIntegers __attribute__((vector_size(BOWHEAD_VECTOR_BYTES)));
+
+size_t count_ranks(const uint64_t* ranks, size_t count, uint64_t cut) {
+  constexpr uint32_t kRanks = BOWHEAD_VECTOR_BYTES / 8;
+  // Signed ones have a comparison on every target.
+  constexpr uint64_t kSign = uint64_t{1} << 63;
+  const LongIntegers sign = static_cast<int64_t>(kSign) - LongIntegers{};
+  const LongIntegers bound = static_cast<int64_t>(cut ^ kSign) - LongIntegers{};
+  LongIntegers below[2] = {};
+  size_t i = 0;
+  for (; i + 2 * kRanks <= count; i += 2 * kRanks) {
+    below[0] -= (load<LongIntegers>(ranks + i) ^ sign) < bound;
+    below[1] -= (load<LongIntegers>(ranks + i + kRanks) ^ sign) < bound;
+  }
+  below[0] += below[1];
+  size_t reaching = i;
+  for (uint32_t lane = 0; lane < kRanks; ++lane) reaching -= static_cast<size_t>(below[0][lane]);
+  for (; i < count; ++i) reaching += ranks[i] >= cut ? 1 : 0;
+  return reaching;
+}
+
 typedef double Doubles __attribute__((vector_size(BOWHEAD_VECTOR_BYTES)));
 
 void exact(const double* queries, const double* rows, uint32_t channels, double* sums) {

@@ -44,8 +44,8 @@ void products(const Products& in, int32_t* sums) {
 
 }  // namespace
 
-const Kernels kKernelsNeon = {"neon",        score,  weigh, largest,  exponentials,
-                              soft_cap,      select, dots,  products, count_reaching,
-                              rows_reaching, exact,  bounds};
+const Kernels kKernelsNeon = {"neon",        score,       weigh, largest,  exponentials,
+                              soft_cap,      select,      dots,  products, count_reaching,
+                              rows_reaching, count_ranks, exact, bounds};
 
 }  // namespace bowhead::ndp

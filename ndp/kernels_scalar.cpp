@@ -110,6 +110,12 @@ uint32_t rows_reaching(const int32_t* sums, uint32_t rows, const int32_t* cuts,
   return taken;
 }
 
+size_t count_ranks(const uint64_t* ranks, size_t count, uint64_t cut) {
+  size_t reaching = 0;
+  for (size_t i = 0; i < count; ++i) reaching += ranks[i] >= cut ? 1 : 0;
+  return reaching;
+}
+
 void exact(const double* queries, const double* rows, uint32_t channels, double* sums) {
   std::fill_n(sums, kExactRows * kProductQueries, 0.0);
   for (uint32_t i = 0; i < kExactRows; ++i, rows += channels, sums += kProductQueries) {
@@ -138,8 +144,8 @@ void bounds(const Rows& keys, uint32_t first, uint32_t count, float* least, floa
 
 }  // namespace
 
-const Kernels kKernelsScalar = {"scalar",      score,  weigh, largest,  exponentials,
-                                soft_cap,      select, dots,  products, count_reaching,
-                                rows_reaching, exact,  bounds};
+const Kernels kKernelsScalar = {"scalar",      score,       weigh, largest,  exponentials,
+                                soft_cap,      select,      dots,  products, count_reaching,
+                                rows_reaching, count_ranks, exact, bounds};
 
 }  // namespace bowhead::ndp

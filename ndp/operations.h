@@ -27,11 +27,11 @@
 // bf16, NaN. A score that is NaN or positive infinity makes its query's output and log-sum-exp NaN.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <span>
 #include <vector>
 
+#include "ndp/best.h"
 #include "ndp/rows.h"
 
 namespace bowhead::ndp {
@@ -45,23 +45,6 @@ inline constexpr float kExpTolerance = 0x1p-16f;
 /// not queries.answers() * n.
 Result<void> score(const Queries& queries, std::span<const KeySpan> spans, const Views& views,
                    std::span<float> scores);
-
-/// A token in the answer of a search.
-struct Hit {
-  float score = 0;
-  uint32_t token = 0;
-
-  bool operator==(const Hit&) const = default;
-};
-/// The order of hits: higher scores first, of equal ones (as zeros of either sign are) the earlier
-/// token; NaN comes last, and is taken only where there is nothing else.
-inline bool better(const Hit& a, const Hit& b) {
-  if (a.score > b.score) return true;
-  if (a.score < b.score) return false;
-  if (a.score == b.score) return a.token < b.token;
-  const bool a_is_number = !std::isnan(a.score), b_is_number = !std::isnan(b.score);
-  return a_is_number != b_is_number ? a_is_number : a.token < b.token;
-}
 
 /// The best keys of each query, or of each sum of queries, so far: a partial. Not thread-safe:
 /// threads and devices have one each, which are merged.
@@ -89,11 +72,12 @@ class TopK {
     float least = 0;  ///< of the k best; NaN if there are fewer
   };
   TopK(uint32_t queries, uint32_t k);
-  void shrink(Best& best) const;
-  void take(Best& best, uint32_t more) const;
+  void shrink(Best& best);
+  void take(Best& best, uint32_t more);
 
   uint32_t k_;
   std::vector<Best> best_;
+  BestHits chooser_;
   std::vector<float> scores_;
 };
 

@@ -9,7 +9,6 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <functional>
 #include <limits>
 #include <optional>
 #include <type_traits>
@@ -329,7 +328,8 @@ class Scan {
   Lines<int32_t> steps_;
   size_t sample_tokens_ = 0;
   std::vector<uint32_t> reaching_;
-  std::vector<float> sorted_;
+  std::vector<uint64_t> ranks_;
+  BestHits chooser_;
   std::vector<uint8_t> values_;
 
   // Rows that are scored exactly together.
@@ -425,7 +425,7 @@ void Scan::finish(std::vector<std::vector<Hit>>& of_queries) {
   for (uint32_t lane = 0; lane < query_count_; ++lane) {
     std::vector<Hit>& hits = hits_[lane];
     if (hits.size() > k_) {
-      std::nth_element(hits.begin(), hits.begin() + k_, hits.end(), better);
+      chooser_.keep(hits, k_);
       hits.resize(k_);
     }
     std::sort(hits.begin(), hits.end(), better);
@@ -737,10 +737,15 @@ void Scan::add(uint32_t lane, Candidate candidate) {
 void Scan::shrink(uint32_t lane) {
   std::vector<Candidate>& all = candidates_[lane];
   if (all.size() <= k_) return;
-  sorted_.clear();
-  for (const Candidate& candidate : all) sorted_.push_back(candidate.low);
-  std::nth_element(sorted_.begin(), sorted_.begin() + (k_ - 1), sorted_.end(), std::greater<>());
-  least_[lane] = std::max(least_[lane], sorted_[k_ - 1]);
+  ranks_.resize(std::max(ranks_.size(), all.size()));
+  const std::span<uint64_t> ranks = std::span(ranks_).first(all.size());
+  for (size_t i = 0; i < all.size(); ++i)
+    ranks[i] = rank_of({all[i].low, static_cast<uint32_t>(all[i].token)});
+  const uint64_t cut = cut_of_best(ranks, k_);
+  float least = kInfinity;
+  for (size_t i = 0; i < all.size(); ++i)
+    if (ranks[i] >= cut) least = std::min(least, all[i].low);
+  least_[lane] = std::max(least_[lane], least);
   std::erase_if(all, [&](const Candidate& candidate) { return candidate.high < least_[lane]; });
 }
 

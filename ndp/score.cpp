@@ -75,15 +75,13 @@ Result<TopK> TopK::of(uint32_t queries, uint32_t k) {
 }
 
 /// Keeps the k best.
-void TopK::shrink(Best& best) const {
+void TopK::shrink(Best& best) {
   if (best.count <= k_) return;
-  const auto kth = best.hits.begin() + (k_ - 1);
-  std::nth_element(best.hits.begin(), kth, best.hits.begin() + best.count, better);
+  best.least = chooser_.keep(std::span(best.hits).first(best.count), k_).score;
   best.count = k_;
-  best.least = kth->score;
 }
 
-void TopK::take(Best& best, uint32_t more) const {
+void TopK::take(Best& best, uint32_t more) {
   best.count += more;
   if (best.count + kTileTokens > best.hits.size()) shrink(best);
 }

@@ -366,6 +366,60 @@ std::string check_products(uint32_t channels, uint64_t seed) {
   return "";
 }
 
+namespace {
+
+/// The order of hits, by its words.
+bool comes_first(const Hit& a, const Hit& b) {
+  if (std::isnan(a.score) != std::isnan(b.score)) return std::isnan(b.score);
+  if (std::isnan(a.score) || a.score == b.score) return a.token < b.token;
+  return a.score > b.score;
+}
+
+/// Of unlike tokens, in any order: scores with many ties, infinities and NaN, or near each other.
+std::vector<Hit> make_hits(size_t count, Random& random) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const std::array<float, 7> special = {
+      0.0f, -0.0f, 1.0f, -1.0f, kInfinity, -kInfinity, std::numeric_limits<float>::quiet_NaN()};
+  const uint64_t kind = random.below(3);
+  std::vector<Hit> hits;
+  auto token = static_cast<uint32_t>(random.below(2) == 0 ? 0 : 0xFFFF0000);
+  for (size_t i = 0; i < count; ++i) {
+    const auto some = static_cast<float>(random.below(1u << 20));
+    const float score = kind == 0   ? special[random.below(special.size())]
+                        : kind == 1 ? 1 + some * 0x1p-23f
+                                    : (some - 0x1p19f) * 1e-3f;
+    hits.push_back({score, token});
+    token += 1 + static_cast<uint32_t>(random.below(3));
+  }
+  for (size_t i = hits.size(); i > 1; --i) std::swap(hits[i - 1], hits[random.below(i)]);
+  return hits;
+}
+
+}  // namespace
+
+std::string check_best(uint64_t seed) {
+  Random random(seed);
+  ndp::BestHits chooser;
+  for (size_t round = 1; round <= 300; ++round) {
+    const size_t count = round <= 70 ? round : 1 + random.below(3000);
+    std::vector<Hit> hits = make_hits(count, random), sorted = hits;
+    const size_t k = 1 + random.below(count);
+    std::sort(sorted.begin(), sorted.end(), comes_first);
+    std::vector<Hit> wanted = hits;
+    std::erase_if(wanted, [&](const Hit& hit) { return comes_first(sorted[k - 1], hit); });
+    const Hit last = chooser.keep(hits, k);
+    for (size_t i = 0; i < k; ++i) {
+      if (hits[i].token != wanted[i].token)
+        return fmt::format("seed {}: hit {} of the best {} of {} is token {} and not {}", seed, i,
+                           k, count, hits[i].token, wanted[i].token);
+    }
+    if (last.token != sorted[k - 1].token)
+      return fmt::format("seed {}: the last of the best {} of {} is token {} and not {}", seed, k,
+                         count, last.token, sorted[k - 1].token);
+  }
+  return "";
+}
+
 std::string check_all(const Shape& shape, uint64_t seed) {
   const Problem p(shape, seed);
   Random random(seed);

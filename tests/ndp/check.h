@@ -22,7 +22,9 @@ std::string check_pages(const Problem& problem, const ndp::Views& views);
 /// For rows with this number of channels, a multiple of 64.
 std::string check_dots(uint32_t channels, uint64_t seed);
 std::string check_products(uint32_t channels, uint64_t seed);  ///< and what reaches a cut
-/// All of these checks except the last.
+/// For every number of hits up to 70, and some more.
+std::string check_best(uint64_t seed);
+/// All of the first four.
 std::string check_all(const Shape& shape, uint64_t seed);
 
 }  // namespace bowhead::test

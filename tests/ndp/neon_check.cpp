@@ -21,6 +21,7 @@ int main() {
     report(test::check_dots(channels, 1));
     report(test::check_products(channels, 1));
   }
+  report(test::check_best(1));
   std::printf("%d faults\n", faults);
   return faults == 0 ? 0 : 1;
 }

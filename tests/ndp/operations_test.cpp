@@ -43,6 +43,8 @@ TEST(Operations, SumRows) {
   }
 }
 
+TEST(Operations, ChooseTheBest) { ASSERT_EQ(check_best(3), ""); }
+
 /// A latent of fp8 with a scale for each 128 channels, and rotary channels of bf16; and others.
 TEST(Operations, OfRowsInParts) {
   using enum NumberFormat;
