@@ -12,7 +12,9 @@
 //
 // Some tokens have no bounds and are read exactly: those of tiles without a directory
 // (docs/frame.md: tiles that are not in planes, or hold infinities or NaN, or were written by an
-// older version), and all tokens for a query that holds such numbers.
+// older version), and all tokens for a query that holds such numbers or is so large or small that
+// floats end. In one pass all queries that are searched together read what one of them does: a tile
+// without bounds for one query or head is read exactly for the others too.
 //
 // Bytes read are counted in whole lines of 64 bytes of memory, as the frames lie there (of the
 // first and the last line the bytes of the frame), each line once however often it is looked at:

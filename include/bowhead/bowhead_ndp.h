@@ -132,7 +132,7 @@ typedef struct bh_ndp_report {
                               query sees. What is read again counts again: when a block was left
                               out, of a compressed block what sinks and a window share, and by
                               bh_ndp_topk() what heads share, but in one pass with tokens first, for
-                              as many heads as have up to 2^20 tokens */
+                              as many heads of finite queries as have up to 2^20 tokens */
 } bh_ndp_report;
 
 /** @}
@@ -162,8 +162,7 @@ typedef struct bh_ndp_hit {
  *     a head, and with tokens first those of heads that are read together, share what is read: as
  *     many first bits of all numbers as the budget allows. With BH_NDP_FEWEST_BYTES each has the
  *     budget for itself. It changes nothing in the exceptions above, in parts of any block that
- *     have no first bits, and
- *     for queries that are not finite
+ *     have no first bits, and for queries that are not finite
  * @param hits [head][query][k], the best first; behind those that were found undefined
  * @param counts [head][query]: the number that was found; k, or of all that are visible
  * @param report may be NULL

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <bit>
 #include <chrono>
@@ -338,12 +339,21 @@ class SideBySide {
     for (size_t i = 0; i < keys_.size(); ++i) heads.push_back({&queries_[i], blocks_[i]});
     return heads;
   }
-  Result<ndp::HeadsAnswer> search(std::optional<double> budget, Reading reading, uint32_t k) const {
-    return top_k_of_heads(heads(), {}, k, budget, reading);
+  /// Other queries for a head.
+  void ask(size_t head, const std::vector<float>& values, float scale) {
+    const uint32_t channels = queries_[head].channels();
+    queries_[head] = Queries::of(values, static_cast<uint32_t>(values.size() / channels), channels,
+                                 scale, queries_[head].keys())
+                         .value();
+  }
+  Result<ndp::HeadsAnswer> search(std::optional<double> budget, Reading reading, uint32_t k,
+                                  const Views& views = {},
+                                  ndp::UnreadableKeys* unreadable = nullptr) const {
+    return top_k_of_heads(heads(), views, k, budget, reading, unreadable);
   }
   /// One by one.
-  PlaneAnswer exactly(size_t head, uint32_t k) const {
-    return exact_top_k(queries_[head], blocks_[head], {}, k).value();
+  PlaneAnswer exactly(size_t head, uint32_t k, const Views& views = {}) const {
+    return exact_top_k(queries_[head], blocks_[head], views, k).value();
   }
 
  private:
@@ -451,6 +461,136 @@ TEST(Heads, OfMoreTokensThanAreSearchedAtOnceAreInGroups) {
   ASSERT_EQ(answer.hits.size(), 3u);
   for (size_t head = 0; head < 3; ++head)
     EXPECT_EQ(answer.hits[head], heads.exactly(head, 5).hits) << head;
+}
+
+/// More queries than are searched together, of some heads, and some that are not finite.
+TEST(Heads, MayHaveUnlikeQueries) {
+  const compression::Shape shape{NumberFormat::BF16, 1, 300, 256, {}};
+  const auto first = encode(shape, make_tensor(shape, Content::NORMAL, 1), Profile::FAST);
+  const auto second = encode(shape, make_tensor(shape, Content::SPECIAL, 2), Profile::FAST);
+  SideBySide all(shape, {first, second}, {{0, 64}, {64, 64}, {128, 64}, {192, 64}});
+  Random random(1);
+  for (uint32_t round = 0; round < 40; ++round) {
+    std::array<uint32_t, 4> counts;
+    for (size_t head = 0; head < counts.size(); ++head) {
+      counts[head] = 1 + static_cast<uint32_t>(random.below(20));
+      auto values = random_queries(counts[head], 64, 100 * round + head);
+      for (uint32_t q = 0; q < counts[head]; ++q) {
+        if (random.below(4) == 0)
+          values[q * 64 + random.below(64)] = std::numeric_limits<float>::infinity();
+      }
+      all.ask(head, values, head == 2 ? 4.0f : 0.125f);
+    }
+    const auto end = static_cast<uint32_t>(1 + random.below(600));
+    const Visible visible{end / 3, end, 5};
+    for (const Reading reading : kReadings) {
+      const auto exact = all.search({}, reading, 12, visible);
+      const auto near = all.search(20.0, reading, 12, visible);
+      ASSERT_TRUE(exact && near);
+      for (size_t head = 0; head < counts.size(); ++head) {
+        const auto alone = all.exactly(head, 12, visible).hits;
+        ASSERT_EQ(exact->hits[head].size(), counts[head]);
+        ASSERT_EQ(near->hits[head].size(), counts[head]);
+        for (uint32_t q = 0; q < counts[head]; ++q) {
+          ASSERT_TRUE(same(exact->hits[head][q], alone[q])) << round << " " << head << " " << q;
+          ASSERT_EQ(near->hits[head][q].size(), alone[q].size());
+        }
+      }
+    }
+  }
+}
+
+TEST(Heads, AreSeenByEachQueryAsItsViewSays) {
+  const compression::Shape shape{NumberFormat::BF16, 1, 300, 192, {}};
+  const auto frame = encode(shape, make_tensor(shape, Content::NORMAL, 1), Profile::FAST);
+  SideBySide all(shape, {frame, frame}, {{0, 64}, {64, 64}, {128, 64}});
+  constexpr uint32_t kCount = 11;
+  for (size_t head = 0; head < 3; ++head) all.ask(head, random_queries(kCount, 64, head), 1);
+  std::vector<Visible> each;
+  for (uint32_t q = 0; q < kCount; ++q) each.push_back({q * 31, q * 60, q % 3});
+  const Views views{std::span<const Visible>(each)};
+  for (const Reading reading : kReadings) {
+    const auto exact = all.search({}, reading, 9, views);
+    ASSERT_TRUE(exact) << exact.error().message();
+    for (size_t head = 0; head < 3; ++head)
+      EXPECT_EQ(exact->hits[head], all.exactly(head, 9, views).hits);
+    const auto near = all.search(20.0, reading, 9, views);
+    ASSERT_TRUE(near) << near.error().message();
+    for (size_t head = 0; head < 3; ++head) {
+      for (uint32_t q = 0; q < kCount; ++q) {
+        for (const Hit& hit : near->hits[head][q]) EXPECT_TRUE(each[q].has(hit.token));
+      }
+    }
+  }
+}
+
+/// Of more decoded tiles than are kept.
+TEST(Heads, OfManyTilesAreFoundInThoseThatWereDropped) {
+  const compression::Shape shape{NumberFormat::BF16, 1, 60'000, 128, {}};
+  std::vector<std::vector<uint8_t>> frames;
+  std::vector<uint8_t> all_values;
+  for (uint64_t seed = 1; seed <= 3; ++seed) {
+    auto values = make_tensor(shape, Content::NORMAL, seed);
+    for (size_t row = seed * 37; row < shape.tokens;
+         row += 300)  // infinities: most are not in planes
+      std::memcpy(&values[row * shape.row_bytes()], "\x80\xFF", 2);
+    frames.push_back(encode(shape, values, Profile::FAST));
+    all_values.insert(all_values.end(), values.begin(), values.end());
+  }
+  SideBySide all(shape, frames, {{0, 64}, {64, 64}});
+  std::array<std::vector<float>, 2> queries;
+  for (size_t head = 0; head < 2; ++head) {
+    queries[head] = random_queries(1, 64, head + 5);
+    queries[head][0] = 1;  // with infinities no hits
+    all.ask(head, queries[head], 1);
+  }
+  const auto answer = all.search({}, Reading::ONE_PASS, 300);
+  ASSERT_TRUE(answer) << answer.error().message();
+  for (uint32_t head = 0; head < 2; ++head) {
+    const auto query = Queries::of(queries[head], 1, 64, 1, NumberFormat::BF16).value();
+    ndp::TopK best = ndp::TopK::of(1, 300).value();
+    const ndp::Rows rows{NumberFormat::BF16, 64, 3 * shape.tokens, &all_values[head * 128],
+                         shape.row_bytes()};
+    const ndp::KeySpan span{0, rows};
+    ASSERT_TRUE(best.add(query, {&span, 1}, {}));
+    std::set<uint32_t> wanted, found;
+    for (const Hit& hit : best.hits(0)) wanted.insert(hit.token);
+    for (const Hit& hit : answer->hits[head][0]) found.insert(hit.token);
+    std::vector<uint32_t> missing;
+    std::set_difference(wanted.begin(), wanted.end(), found.begin(), found.end(),
+                        std::back_inserter(missing));
+    EXPECT_LE(missing.size(), 2u);  // scores of the scan are rounded
+  }
+}
+
+/// Streams that several heads decode are shared between threads.
+TEST(Heads, OfTheSameKeysAreSearchedByThreads) {
+  const compression::Shape shape{NumberFormat::BF16, 1, 500, 256, {}};
+  const auto frame = encode(shape, make_tensor(shape, Content::REPEATED, 1), Profile::DENSE);
+  const SideBySide all(shape, {frame, frame}, {{0, 64}, {64, 64}, {128, 64}, {192, 64}});
+  const auto wanted = all.search({}, Reading::ONE_PASS, 20).value().hits;
+  std::vector<std::thread> threads;
+  std::atomic<uint32_t> wrong = 0;
+  for (size_t head = 0; head < 4; ++head) {
+    threads.emplace_back([&, head] {
+      for (uint32_t i = 0; i < 20; ++i) wrong += all.exactly(head, 20).hits != wanted[head] ? 1 : 0;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0u);
+}
+
+TEST(Heads, SayWhichFrameIsDamaged) {
+  const compression::Shape shape{NumberFormat::BF16, 1, 300, 128, {}};
+  const auto frame = encode(shape, make_tensor(shape, Content::NORMAL, 1), Profile::FAST);
+  auto damaged = frame;
+  const auto keys = PlaneKeys::open(frame, 0, 0).value();
+  damaged[keys.tiles()[0].begin + keys.tiles()[0].planes->head().size() + 20] ^= 1;
+  const SideBySide all(shape, {frame, damaged, frame}, {{0, 64}, {64, 64}});
+  ndp::UnreadableKeys unreadable{99};
+  const auto answer = all.search({}, Reading::ONE_PASS, 5, {}, &unreadable);
+  EXPECT_EQ(answer.status(), Status::DAMAGED);
+  EXPECT_EQ(unreadable.block, 1u);
 }
 
 TEST(Heads, OfUnlikeFramesAreRefused) {
