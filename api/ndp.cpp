@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The C ABI of computations on leased blocks.
-#include "ndp/blocks.h"
+#include "ndp/request.h"
 
 #include <cmath>
 #include <optional>
@@ -24,19 +24,14 @@ namespace {
 class Request {
  public:
   bh_status open(bh_pool* pool, const bh_ndp_request* request);
-  /// Calls operation(heads) and, if the leases lasted, tells what it read.
-  template <class Operation>
-  bh_status run(bh_ndp_report* report, const Operation& operation);
-
   /// For operations with queries.
   bh_status set_queries();
-  const ndp::HeadQueries& queries() const { return queries_; }
-  ndp::Reading reading() const {
-    return (given_.flags & BH_NDP_FEWEST_BYTES) != 0 ? ndp::Reading::FEWEST_BYTES
-                                                     : ndp::Reading::ONE_PASS;
-  }
-  const bowhead::KvLayout& layout() const { return *blocks_[0].layout; }
+  /// What is particular to an operation.
+  ndp::Request& operation() { return operation_; }
   size_t query_count() const { return size_t{given_.query_count} * given_.head_count; }
+  ndp::AnswerRoom room_of_hits(bh_ndp_hit* hits, uint32_t* counts) const;
+  /// Carries it out and, if the leases lasted, tells what it read.
+  bh_status run(const ndp::AnswerRoom& room, bh_ndp_report* report);
 
  private:
   const bh_lease& lease(size_t i) const {
@@ -51,8 +46,18 @@ class Request {
   bh_ndp_request given_{};
   std::vector<ndp::StoredBlock> blocks_;
   std::vector<ndp::Visible> views_;
-  ndp::HeadQueries queries_;
+  ndp::Request operation_;
 };
+
+/// Room for so many elements of an answer.
+template <class Element>
+bh_status add_room(const char* name, Element* room, const char* count_name, size_t count,
+                   std::span<std::byte>& to) {
+  if (room == nullptr && count > 0) return null_argument(name);
+  if (!countable<Element>(count)) return bad_count(count_name, count);
+  to = std::as_writable_bytes(std::span(room, count));
+  return BH_OK;
+}
 
 bh_status Request::open(bh_pool* pool, const bh_ndp_request* request) {
   if (pool == nullptr) return null_argument("pool");
@@ -104,7 +109,9 @@ bh_status Request::add_blocks() {
                            {static_cast<const uint8_t*>(lease.data), lease.stored_bytes},
                            lease.codec == BH_CODEC_FRAME,
                            lease.length_bytes,
-                           0};
+                           0,
+                           lease.offset,
+                           lease.stamp};
     const uint64_t at = given_.first_tokens == nullptr ? next : given_.first_tokens[i];
     next = at + tokens_of(block).value_or(0);
     if (at > UINT32_MAX)
@@ -113,29 +120,44 @@ bh_status Request::add_blocks() {
     block.first_token = static_cast<uint32_t>(at);
     blocks_.push_back(block);
   }
+  operation_.heads = {
+      blocks_, given_.layer, given_.first_head, given_.head_count,
+      (given_.flags & BH_NDP_SKIP) != 0 ? ndp::Unreadable::SKIP : ndp::Unreadable::REFUSE};
   return BH_OK;
+}
+
+/// The caller vouches for it. Empty if the request is wrong.
+ndp::AnswerRoom Request::room_of_hits(bh_ndp_hit* hits, uint32_t* counts) const {
+  const auto bytes = ndp::answer_bytes(operation_);
+  if (!bytes) return {};
+  return {{reinterpret_cast<std::byte*>(hits), bytes->first},
+          {reinterpret_cast<std::byte*>(counts), bytes->second}};
 }
 
 bh_status Request::set_queries() {
   if (given_.queries == nullptr) return null_argument("request->queries");
-  const uint32_t channels = layout().key_channels;
+  ndp::HeadQueries& queries = operation_.queries;
+  const bowhead::KvLayout& layout = *blocks_[0].layout;
+  const uint32_t channels = layout.key_channels;
   if (given_.query_count == 0 || given_.query_count > ndp::kMaxQueries)
     return fail(BH_INVALID_ARGUMENT, "{}: request->query_count is {}: 1 to {} are possible",
                 current_function, given_.query_count, ndp::kMaxQueries);
-  if (!bowhead::is_opaque(layout()) && given_.head_count > layout().heads)
+  if (!bowhead::is_opaque(layout) && given_.head_count > layout.heads)
     return fail(BH_INVALID_ARGUMENT, "{}: request->head_count is {}, and the blocks have {} heads",
-                current_function, given_.head_count, layout().heads);
-  queries_.values = {given_.queries, query_count() * channels};
-  queries_.count = given_.query_count;
-  queries_.scale =
+                current_function, given_.head_count, layout.heads);
+  queries.values = {given_.queries, query_count() * channels};
+  queries.count = given_.query_count;
+  queries.scale =
       given_.scale == 0 ? 1 / std::sqrt(static_cast<float>(std::max(channels, 1u))) : given_.scale;
-  queries_.soft_cap = given_.soft_cap;
-  queries_.rectified = (given_.flags & BH_NDP_RECTIFY) != 0;
-  queries_.group = given_.group;
+  queries.soft_cap = given_.soft_cap;
+  queries.rectified = (given_.flags & BH_NDP_RECTIFY) != 0;
+  queries.group = given_.group;
   if (given_.weights != nullptr)
-    queries_.weights = {given_.weights, query_count()};
-  else if (given_.group != 0 || queries_.rectified)
+    queries.weights = {given_.weights, query_count()};
+  else if (given_.group != 0 || queries.rectified)
     return null_argument("request->weights");
+  operation_.reading = (given_.flags & BH_NDP_FEWEST_BYTES) != 0 ? ndp::Reading::FEWEST_BYTES
+                                                                 : ndp::Reading::ONE_PASS;
   return set_views();
 }
 
@@ -152,21 +174,17 @@ bh_status Request::set_views() {
     views_.push_back({view.begin, view.end == 0 ? UINT32_MAX : view.end, view.sinks});
   }
   if (given_.view_count == 1)
-    queries_.views = views_[0];
+    operation_.queries.views = views_[0];
   else
-    queries_.views = std::span<const ndp::Visible>(views_);
+    operation_.queries.views = std::span<const ndp::Visible>(views_);
   return BH_OK;
 }
 
-template <class Operation>
-bh_status Request::run(bh_ndp_report* report, const Operation& operation) {
+bh_status Request::run(const ndp::AnswerRoom& room, bh_ndp_report* report) {
   if (report != nullptr) {
     if (const bh_status bad = check_struct(report, "report"); bad != BH_OK) return bad;
   }
-  const ndp::HeadsOfBlocks heads{
-      blocks_, given_.layer, given_.first_head, given_.head_count,
-      (given_.flags & BH_NDP_SKIP) != 0 ? ndp::Unreadable::SKIP : ndp::Unreadable::REFUSE};
-  const Result<ndp::BlocksRead> read = operation(heads);
+  const Result<ndp::BlocksRead> read = ndp::run(operation_, room);
   // Whatever went wrong, a block that did not stay may be why.
   if (const bh_status bad = check_leases(); bad != BH_OK) return bad;
   if (!read) return fail(read.error());
@@ -186,6 +204,9 @@ bh_status Request::run(bh_ndp_report* report, const Operation& operation) {
 
 extern "C" {
 
+static_assert(sizeof(bh_ndp_hit) == sizeof(ndp::Hit) &&
+              offsetof(bh_ndp_hit, token) == offsetof(ndp::Hit, token));
+
 bh_status bh_ndp_topk(bh_pool* pool, const bh_ndp_request* request, uint32_t k, double budget_bytes,
                       bh_ndp_hit* hits, uint32_t* counts, bh_ndp_report* report) {
   return guarded(__func__, [&]() -> bh_status {
@@ -194,18 +215,10 @@ bh_status bh_ndp_topk(bh_pool* pool, const bh_ndp_request* request, uint32_t k, 
     if (const bh_status bad = of.set_queries(); bad != BH_OK) return bad;
     if (hits == nullptr) return null_argument("hits");
     if (counts == nullptr) return null_argument("counts");
-    return of.run(report, [&](const ndp::HeadsOfBlocks& heads) -> Result<ndp::BlocksRead> {
-      const auto found = top_k(heads, of.queries(), k, budget_bytes, of.reading());
-      if (!found) return found.error();
-      for (size_t i = 0; i < found->hits.size(); ++i) {
-        counts[i] = static_cast<uint32_t>(found->hits[i].size());
-        std::transform(found->hits[i].begin(), found->hits[i].end(), hits + i * k,
-                       [](const ndp::Hit& hit) {
-                         return bh_ndp_hit{hit.score, hit.token};
-                       });
-      }
-      return found->read;
-    });
+    of.operation().operation = ndp::Operation::TOP_K;
+    of.operation().k = k;
+    of.operation().bytes_per_token = budget_bytes;
+    return of.run(of.room_of_hits(hits, counts), report);
   });
 }
 
@@ -216,9 +229,12 @@ bh_status bh_ndp_score(bh_pool* pool, const bh_ndp_request* request, float* scor
     if (const bh_status bad = of.open(pool, request); bad != BH_OK) return bad;
     if (const bh_status bad = of.set_queries(); bad != BH_OK) return bad;
     if (scores == nullptr) return null_argument("scores");
-    return of.run(report, [&](const ndp::HeadsOfBlocks& heads) {
-      return score(heads, of.queries(), {scores, score_count});
-    });
+    ndp::AnswerRoom room;
+    if (const bh_status bad = add_room("scores", scores, "score_count", score_count, room.first);
+        bad != BH_OK)
+      return bad;
+    of.operation().operation = ndp::Operation::SCORE;
+    return of.run(room, report);
   });
 }
 
@@ -230,9 +246,14 @@ bh_status bh_ndp_attend(bh_pool* pool, const bh_ndp_request* request, float* out
     if (const bh_status bad = of.set_queries(); bad != BH_OK) return bad;
     if (outputs == nullptr) return null_argument("outputs");
     if (log_sum_exps == nullptr) return null_argument("log_sum_exps");
-    return of.run(report, [&](const ndp::HeadsOfBlocks& heads) {
-      return attend(heads, of.queries(), {outputs, output_count}, {log_sum_exps, of.query_count()});
-    });
+    ndp::AnswerRoom room;
+    if (const bh_status bad =
+            add_room("outputs", outputs, "output_count", output_count, room.first);
+        bad != BH_OK)
+      return bad;
+    room.second = std::as_writable_bytes(std::span(log_sum_exps, of.query_count()));
+    of.operation().operation = ndp::Operation::ATTEND;
+    return of.run(room, report);
   });
 }
 
@@ -243,11 +264,16 @@ bh_status bh_ndp_gather(bh_pool* pool, const bh_ndp_request* request, uint32_t p
     Request of;
     if (const bh_status bad = of.open(pool, request); bad != BH_OK) return bad;
     if (tokens == nullptr && token_count > 0) return null_argument("tokens");
-    if (rows == nullptr && row_bytes > 0) return null_argument("rows");
     if (!countable<uint32_t>(token_count)) return bad_count("token_count", token_count);
-    return of.run(report, [&](const ndp::HeadsOfBlocks& heads) {
-      return gather(heads, part, {tokens, token_count}, {static_cast<std::byte*>(rows), row_bytes});
-    });
+    ndp::AnswerRoom room;
+    if (const bh_status bad =
+            add_room("rows", static_cast<std::byte*>(rows), "row_bytes", row_bytes, room.first);
+        bad != BH_OK)
+      return bad;
+    of.operation().operation = ndp::Operation::GATHER;
+    of.operation().part = part;
+    of.operation().tokens = {tokens, token_count};
+    return of.run(room, report);
   });
 }
 
@@ -258,9 +284,14 @@ bh_status bh_ndp_digest(bh_pool* pool, const bh_ndp_request* request, uint32_t p
     if (const bh_status bad = of.open(pool, request); bad != BH_OK) return bad;
     if (least == nullptr) return null_argument("least");
     if (largest == nullptr) return null_argument("largest");
-    return of.run(report, [&](const ndp::HeadsOfBlocks& heads) {
-      return digest(heads, page_tokens, {least, bound_count}, {largest, bound_count});
-    });
+    ndp::AnswerRoom room;
+    if (const bh_status bad = add_room("least", least, "bound_count", bound_count, room.first);
+        bad != BH_OK)
+      return bad;
+    room.second = std::as_writable_bytes(std::span(largest, bound_count));
+    of.operation().operation = ndp::Operation::DIGEST;
+    of.operation().page_tokens = page_tokens;
+    return of.run(room, report);
   });
 }
 

@@ -37,6 +37,8 @@ struct StoredBlock {
   bool framed = false;
   uint64_t value_bytes = 0;  ///< length of the value
   uint32_t first_token = 0;  ///< position in the sequence
+  uint64_t offset = 0;       ///< of its bytes in the pool, for an engine that sees them elsewhere
+  uint64_t stamp = 0;        ///< of its header in the pool, likewise
   std::string name = {};     ///< in errors; empty: "block" and its number
 };
 

@@ -56,6 +56,8 @@ class Leases {
           lease->codec == BH_CODEC_FRAME,
           lease->length_bytes,
           static_cast<uint32_t>(next),
+          lease->offset,
+          lease->stamp,
           fmt::format("key '{}'", key_text(key))};
       leases_.push_back(std::move(*lease));
       blocks_.push_back(block);
