@@ -36,10 +36,12 @@ Hit BestHits::keep(std::span<Hit> hits, size_t k) {
   const std::span<uint64_t> ranks = std::span(ranks_).first(hits.size());
   for (size_t i = 0; i < hits.size(); ++i) ranks[i] = rank_of(hits[i]);
   const uint64_t cut = cut_of_best(ranks, k);
+  size_t equal = k - kernels().count_ranks(ranks.data(), ranks.size(), cut + 1);
   Hit worst;
   uint64_t least = ~uint64_t{0};
   for (size_t i = 0, kept = 0; kept < k; ++i) {
-    if (ranks[i] < cut) continue;
+    if (ranks[i] < cut || (ranks[i] == cut && equal == 0)) continue;
+    equal -= ranks[i] == cut ? 1 : 0;
     hits[kept++] = hits[i];
     if (ranks[i] > least) continue;
     least = ranks[i];

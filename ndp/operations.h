@@ -57,7 +57,8 @@ class TopK {
 
   /// Looks at more tokens: none that was looked at before.
   Result<void> add(const Queries& queries, std::span<const KeySpan> spans, const Views& views);
-  /// Takes over the hits of another partial. INVALID_ARGUMENT: of another shape.
+  /// Takes over the hits of another partial, which looked at other tokens. INVALID_ARGUMENT: of
+  /// another shape.
   Result<void> merge(const TopK& other);
   /// Takes over hits of a query, of tokens that were not looked at before.
   void add(uint32_t query, std::span<const Hit> hits);

@@ -45,6 +45,14 @@ TEST(Operations, SumRows) {
 
 TEST(Operations, ChooseTheBest) { ASSERT_EQ(check_best(3), ""); }
 
+TEST(Operations, ChooseTheBestOfHitsThatAreEqual) {
+  std::vector<Hit> hits = {{1, 4}, {1, 4}, {1, 4}, {3, 2}, {2, 9}};
+  ndp::BestHits chooser;
+  EXPECT_EQ(chooser.keep(hits, 3), Hit({1, 4}));
+  hits.resize(3);
+  EXPECT_EQ(hits, std::vector<Hit>({{1, 4}, {3, 2}, {2, 9}}));
+}
+
 /// A latent of fp8 with a scale for each 128 channels, and rotary channels of bf16; and others.
 TEST(Operations, OfRowsInParts) {
   using enum NumberFormat;
