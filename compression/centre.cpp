@@ -51,7 +51,7 @@ Rotary rotary_of(double base, uint32_t dim) {
   const double ratio = std::round(std::ldexp(std::pow(base, -2.0 / dim), 32));
   const auto channels = static_cast<uint16_t>(dim);
   return {.dim = channels,
-          .ratio = static_cast<uint32_t>(std::min(ratio, 4294967295.0)),
+          .ratio = static_cast<uint32_t>(std::clamp(ratio, 1.0, 4294967295.0)),
           .head = channels};
 }
 

@@ -33,21 +33,23 @@ Rotary rotary_in(const KvLayout& layout) {
   return rotary;
 }
 
-/// False: no rotation that an encoder writes.
-bool read_rotation(const bh_frame_header& header, ConstBytes behind, Rotary& rotary) {
+/// DAMAGED: no rotation that an encoder writes; UNSUPPORTED_CODEC: pairs of a later version.
+Status read_rotation(const bh_frame_header& header, ConstBytes behind, Rotary& rotary) {
   rotary = {.dim = header.rotary_dim, .ratio = header.rotary_ratio, .head = header.rotary_dim};
-  if (header.version != BH_FRAME_VERSION_ROTATION) return true;
+  if (header.version != BH_FRAME_VERSION_ROTATION) return Status::OK;
   bh_frame_rotation rotation;
-  if (behind.size() < sizeof rotation) return false;
+  if (behind.size() < sizeof rotation) return Status::DAMAGED;
   std::memcpy(&rotation, behind.data(), sizeof rotation);
   rotary.head = rotation.head;
   rotary.first = rotation.first;
   rotary.step = rotation.step;
   rotary.interleaved = rotation.pairs == BH_ROTARY_INTERLEAVED;
+  if (rotation.pairs > BH_ROTARY_INTERLEAVED) return Status::UNSUPPORTED_CODEC;
   const auto& reserved = rotation.reserved;
-  return (rotary.interleaved || rotation.pairs == BH_ROTARY_HALVES) && has_rotation(rotary) &&
-         std::all_of(std::begin(reserved), std::end(reserved),
-                     [](uint8_t byte) { return byte == 0; });
+  const bool zero =
+      std::all_of(std::begin(reserved), std::end(reserved), [](uint8_t byte) { return byte == 0; });
+  return rotation.pairs != BH_ROTARY_NONE && has_rotation(rotary) && zero ? Status::OK
+                                                                          : Status::DAMAGED;
 }
 
 }  // namespace
@@ -119,15 +121,16 @@ Result<Frame> open_frame(ConstBytes bytes) {
   Frame frame;
   frame.bytes = bytes;
   const ConstBytes behind = bytes.subspan(sizeof header);
-  Rotary rotary;
-  if (!read_rotation(header, behind, rotary))
-    return Error{Status::DAMAGED, "the frame has an impossible rotation"};
-  frame.shape = {static_cast<NumberFormat>(header.number), header.outer, header.tokens,
-                 header.channels, rotary};
+  frame.shape = {
+      static_cast<NumberFormat>(header.number), header.outer, header.tokens, header.channels, {}};
   const bool known = frame.shape.number == NumberFormat::BYTES || number_of(frame.shape.number);
   if (!known)
     return Error{Status::UNSUPPORTED_CODEC,
                  "the frame has a number format that this build does not know"};
+  const Status rotation = read_rotation(header, behind, frame.shape.rotary);
+  if (rotation == Status::UNSUPPORTED_CODEC)
+    return Error{rotation, "the frame has a rotation that this build does not know"};
+  if (rotation != Status::OK) return Error{rotation, "the frame has an impossible rotation"};
   if (!valid_shape(frame.shape) || header.tile_tokens == 0)
     return Error{Status::DAMAGED, "the frame has an impossible shape"};
   if (std::min<uint64_t>(header.tokens, header.tile_tokens) * frame.shape.row_bytes() >

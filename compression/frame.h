@@ -42,6 +42,12 @@ struct Shape {
 
   uint64_t row_bytes() const { return uint64_t{channels} * element_bytes(number); }
   uint64_t size_bytes() const { return outer * tokens * row_bytes(); }
+  /// Decodes to rows of the same shape: how keys rotate is for the encoder to use or not.
+  bool has_rows_of(const Shape& other) const {
+    Shape turned = other;
+    turned.rotary = rotary;
+    return *this == turned;
+  }
   bool operator==(const Shape&) const = default;
 };
 

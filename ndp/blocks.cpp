@@ -189,11 +189,10 @@ class Blocks {
       if (!wanted)
         return Error{wanted.status(), fmt::format("{}: {}", name(i), wanted.error().detail)};
       const auto info = compression::frame_info(frame(i));
-      const bool fits = info && info->shape == *wanted;
-      if (fits) {
+      if (info && info->shape.has_rows_of(*wanted)) {
         const auto tiling =
             compression::tiling_of(wanted->outer, wanted->tokens, info->tile_tokens);
-        uncounted_heads_[i] = compression::head_bytes_of(*wanted, tiling);
+        uncounted_heads_[i] = compression::head_bytes_of(info->shape, tiling);
         continue;
       }
       const Status status = info ? Status::DAMAGED : info.status();

@@ -519,7 +519,9 @@ class Frame:
         self.rotary_head, self.rotary_first, self.rotary_step, pairs, zero = struct.unpack(
             "<HHIB3s", cursor.take(12)
         )
-        if pairs not in (1, 2) or any(zero):
+        if pairs > 2:
+            raise Unsupported(f"pairs of kind {pairs} are unknown")
+        if pairs == 0 or any(zero):
             raise Damaged("an impossible rotation")
         self.interleaved = pairs == 2
         plain = (self.rotary_dim, 0, ONE_RADIAN, 1)

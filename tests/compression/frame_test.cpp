@@ -99,6 +99,20 @@ TEST(Rotations, SaveWhereTheyAreDeclared) {
   }
 }
 
+/// All that a layout can say can be compressed.
+TEST(Rotations, OfTwoChannelsAndAnyBase) {
+  KvLayout layout = keys_layout(NumberFormat::BF16, 128);
+  layout.rotary = BH_ROTARY_HALVES;
+  layout.rotary_channels = 2;
+  for (const uint64_t base : {10'000ull, 1'000'000'000'000ull}) {
+    layout.rotary_base_thousandths = base * 1000;
+    ASSERT_TRUE(check_layout(layout));
+    const Shape shape = shape_of(layout, payload_bytes(layout, 200)).value();
+    const auto values = make_tensor(shape, Content::NORMAL, 1);
+    EXPECT_EQ(decode(shape, encode(shape, values, Profile::FAST)), values);
+  }
+}
+
 TEST_P(Frames, DescribeTheirContent) {
   for (const Shape& shape : shapes(GetParam())) {
     const auto frame = encode(shape, make_tensor(shape, Content::NORMAL, 2), Profile::FAST);

@@ -816,6 +816,37 @@ TEST(WrongBlocks, AreRefusedAndNamed) {
   }
 }
 
+/// As earlier versions wrote them, which knew fewer rotations.
+TEST(FramesWithoutRotation, AreThoseOfALayoutWithOne) {
+  KvLayout layout = keys_layout(NumberFormat::BF16, 64);
+  layout.rotary = BH_ROTARY_INTERLEAVED;
+  layout.rotary_channels = 64;
+  layout.rotary_base_thousandths = 10'000'000;
+  Sequence sequence(layout, 1);
+  sequence.add(512, true);
+  const std::vector<StoredBlock> turned = sequence.blocks();
+  std::vector<StoredBlock> plain = turned;
+  const auto info = compression::frame_info(turned[0].bytes).value();
+  ASSERT_NE(info.shape.rotary.dim, 0);
+  compression::Shape shape = info.shape;
+  std::vector<uint8_t> values(shape.size_bytes());
+  ASSERT_EQ(compression::Decoder().decode(turned[0].bytes, values), Status::OK);
+  shape.rotary = {};
+  std::vector<uint8_t> frame(compression::frame_bound(shape));
+  frame.resize(
+      compression::Encoder(compression::Profile::FAST).encode(shape, values, frame).value());
+  plain[0].bytes = frame;
+  const auto query = random_values(64, 1);
+  const HeadQueries ask{query, 1, 1, {}};
+  HeadsOfBlocks heads;
+  heads.blocks = turned;
+  const auto wanted = top_k(heads, ask, 20);
+  heads.blocks = plain;
+  const auto found = top_k(heads, ask, 20);
+  ASSERT_TRUE(wanted && found);
+  EXPECT_EQ(found->hits, wanted->hits);
+}
+
 TEST(WrongSizes, AreRefused) {
   const KvLayout layout = pairs_layout(NumberFormat::BF16, 1, 2, 16);
   Sequence sequence(layout, 1);

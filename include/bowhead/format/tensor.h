@@ -42,8 +42,8 @@ enum {
 /* Pairs of channels that rotary position embedding turns together. */
 enum {
   BH_ROTARY_NONE = 0,       /* none, or unknown */
-  BH_ROTARY_HALVES = 1,     /* channel c with channel c + rotary_channels / 2 */
-  BH_ROTARY_INTERLEAVED = 2 /* channel 2 c with channel 2 c + 1 */
+  BH_ROTARY_HALVES = 1,     /* of those that rotate, c with c + rotary_channels / 2 */
+  BH_ROTARY_INTERLEAVED = 2 /* of those that rotate, 2 c with 2 c + 1 */
 };
 
 /* The layout of the tensor in a block: layer after layer; in each layer its parts, K before V; in
