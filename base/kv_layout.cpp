@@ -243,7 +243,9 @@ std::string to_text(const KvLayout& l) {
   if (l.scales != BH_SCALES_NONE)
     text += fmt::format(", {} scales", number_name(NumberFormat{l.scale_format}));
   if (l.rotary != BH_ROTARY_NONE)
-    text += fmt::format(", rotary {} of base {:.6g}", l.rotary_channels, rotary_base(l));
+    text += fmt::format(", rotary {}{}{} of base {:.6g}", l.rotary_channels,
+                        l.rotary_first == 0 ? "" : fmt::format(" from channel {}", l.rotary_first),
+                        l.rotary == BH_ROTARY_INTERLEAVED ? " interleaved" : "", rotary_base(l));
   if (l.model_layers != 0)
     text += fmt::format(", from layer {} of {}", l.first_layer, l.model_layers);
   if (l.model_heads != 0) text += fmt::format(", from head {} of {}", l.first_head, l.model_heads);
