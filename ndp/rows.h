@@ -128,6 +128,7 @@ class Views {
 
   /// INVALID_ARGUMENT: neither one for all nor one for each of so many queries.
   Result<void> check(uint32_t queries) const;
+  bool are_own() const { return own_; }  ///< each query has its own
   const Visible& of(uint32_t query) const { return own_ ? each_[query] : any_; }
   /// All tokens that one of them has; there may be others.
   const Visible& any() const { return any_; }

@@ -405,6 +405,7 @@ class Pool {
   Result<MappedAgain> map_again() const;
 
  private:
+  friend class Window;  ///< for devices and their drivers
   class Impl;
   struct Close {
     void operator()(Impl* impl) const;

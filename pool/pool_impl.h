@@ -2,10 +2,12 @@
 // Pool::Impl: the core on the media of an open pool, and the threads of a handle.
 #pragma once
 
+#include <bowhead/format/device.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <atomic>
+#include <bitset>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -319,6 +321,13 @@ class Pool::Impl {
   core::Core<NativeAccess>& core() { return core_; }
   CodedStore& coded() { return coded_; }
   Media& media() { return *media_; }
+  /// Queue pairs of this host that this handle has, and behind them the place of the device: the
+  /// locks of one handle do not exclude each other.
+  struct QueuePlaces {
+    std::mutex mutex;
+    std::bitset<BH_DEVICE_PAIRS + 1> taken;
+  };
+  QueuePlaces& queue_places() { return queue_places_; }
   const bh_superblock& superblock() const { return superblock_; }
   bool second_used() const { return second_used_; }
   const std::string& locator() const { return locator_; }
@@ -439,6 +448,7 @@ class Pool::Impl {
   // that can change, the second one.
   std::unique_ptr<Periodic> heartbeat_thread_;
   std::unique_ptr<Periodic> worker_;
+  QueuePlaces queue_places_;
 };
 
 }  // namespace bowhead

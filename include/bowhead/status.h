@@ -46,7 +46,8 @@
   X(35, READ_ONLY, "this handle is an observer; open the pool as a host to store")                 \
   X(36, MEDIUM_FULL, "the medium has no space for a pool of this size")                            \
   X(37, LAYOUT_MISMATCH, "the blocks of this namespace hold tensors of another layout")            \
-  X(38, NAMESPACE_GONE, "the namespace was removed; open it again to use its name")
+  X(38, NAMESPACE_GONE, "the namespace was removed; open it again to use its name")                \
+  X(39, DEVICE_LOST, "the device no longer answers; the pool is intact")
 
 typedef enum bh_status {
 #define BH_STATUS_ENUM(number, name, text) BH_##name = number,

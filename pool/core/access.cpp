@@ -27,6 +27,7 @@ namespace {
 // Lock bytes lie far beyond the end of any pool, where there is no data.
 constexpr int64_t kLockBase = int64_t{1} << 62;
 constexpr int64_t kHostLockBase = kLockBase + (int64_t{1} << 30);
+constexpr int64_t kQueueLockBase = kHostLockBase + BH_HOSTS_MAX;
 
 uint64_t clock_ns(clockid_t clock) {
   timespec t{};
@@ -308,6 +309,29 @@ void NativeAccess::unlock_process(uint32_t host, uint32_t process) {
 bool NativeAccess::process_alive(uint32_t host, uint32_t process) const {
   auto lock = range_lock(F_WRLCK, kLockBase + int64_t{host} * 4096 + process);
   // If the query fails, the process counts as alive.
+  return fcntl(lock_fd_, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+}
+
+namespace {
+
+int64_t queue_lock(uint32_t host, uint32_t pair) {
+  return kQueueLockBase + int64_t{host} * 256 + pair;
+}
+
+}  // namespace
+
+LockResult NativeAccess::lock_queue(uint32_t host, uint32_t pair) {
+  auto lock = range_lock(F_WRLCK, queue_lock(host, pair));
+  return fcntl(lock_fd_, F_OFD_SETLK, &lock) == 0 ? LockResult::TAKEN : LockResult::HELD;
+}
+
+void NativeAccess::unlock_queue(uint32_t host, uint32_t pair) {
+  auto lock = range_lock(F_UNLCK, queue_lock(host, pair));
+  (void)fcntl(lock_fd_, F_OFD_SETLK, &lock);
+}
+
+bool NativeAccess::queue_held(uint32_t host, uint32_t pair) const {
+  auto lock = range_lock(F_WRLCK, queue_lock(host, pair));
   return fcntl(lock_fd_, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
 }
 

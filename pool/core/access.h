@@ -158,6 +158,11 @@ class NativeAccess {
   /// The lock under which processes of a host join, leave and rebuild. Waits up to `wait_ms`.
   LockResult lock_host(uint32_t host, uint64_t wait_ms);
   void unlock_host(uint32_t host);
+  /// Queue pairs of a host, BH_DEVICE_PAIRS of them, and after these the place of the device: each
+  /// belongs to the process that holds its lock.
+  LockResult lock_queue(uint32_t host, uint32_t pair);
+  void unlock_queue(uint32_t host, uint32_t pair);
+  bool queue_held(uint32_t host, uint32_t pair) const;  ///< by another handle
   /// Takes all liveness and host locks of this inode at once, for as long as the medium is open:
   /// then no process has the pool open, and one that opens it waits. On a medium opened read-only
   /// nothing is locked, and HELD only says that some process has the pool open.

@@ -72,6 +72,7 @@ class Core {
                   superblock.evict_low_permille,
                   mirror_bytes,
                   has_newer_features(superblock),
+                  (superblock.compat & BH_FEATURE_RINGS) != 0,
                   {superblock.pool_id[0], superblock.pool_id[1]}},
         rooms_{context_, extents_,   allocator_, index_,     leases_,   hosts_,     settings_,
                locks,    mirror,     lookup,     attributes, usage,     retirement, reading,

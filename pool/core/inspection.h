@@ -681,6 +681,7 @@ void Inspection<A>::check_unused_parts(CheckReport& report) {
     for (const auto& [part, name] :
          {std::pair{BH_PART_MEDIA, "words of media"}, std::pair{BH_PART_RINGS, "rings"}}) {
       if (part == BH_PART_MEDIA && c_.layout.geometry().range_bytes != 0) continue;
+      if (part == BH_PART_RINGS && settings_.has_rings) continue;
       const uint64_t bytes = c_.layout.geometry().parts[part].bytes;
       c_.acquire_from(host, c_.layout.part(host, part), bytes);
       for (uint64_t i = 0; i < bytes / 8; ++i) {

@@ -631,6 +631,7 @@ void Joining<A>::clear_unused_parts() {
   if (settings_.newer_features) return;
   for (const uint32_t part : {BH_PART_MEDIA, BH_PART_RINGS}) {
     if (part == BH_PART_MEDIA && growth_.possible()) continue;
+    if (part == BH_PART_RINGS && settings_.has_rings) continue;
     for (uint64_t i = 0; i < c_.layout.geometry().parts[part].bytes / 8; ++i) {
       const uint64_t at = c_.own(part, i);
       if (c_.access.load(at) == 0) continue;

@@ -98,6 +98,7 @@ struct Settings {
   uint32_t evict_low_permille = 0;
   uint64_t mirror_bytes = kMirrorBytes;  ///< that the mirror of indexes may take at most
   bool newer_features = false;           ///< has_newer_features()
+  bool has_rings = false;                ///< BH_FEATURE_RINGS
   std::array<uint64_t, 2> pool_id = {};
 };
 

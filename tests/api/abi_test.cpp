@@ -318,7 +318,7 @@ TEST(AbiCreate, TakesAMaximumSize) {
   EXPECT_EQ(bh_pool_get_info(pool, &info), BH_OK) << bh_last_error();
   EXPECT_EQ(info.max_bytes, 1u << 30);
   EXPECT_EQ(info.size_bytes, 48u << 20);
-  EXPECT_EQ(info.compat, 0u);
+  EXPECT_EQ(info.compat, BH_FEATURE_RINGS);
   EXPECT_EQ(info.incompat, BH_FEATURE_GROWTH);
   EXPECT_EQ(info.ro_compat, BH_FEATURE_WIPING);
   bh_pool_close(pool);

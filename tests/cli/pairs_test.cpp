@@ -130,10 +130,11 @@ const std::map<std::string, Words> kAlways = {
     {"devices_setup", {"--dry-run"}},  // a test changes nothing on a host with CXL memory
 };
 
-/// Commands that cannot succeed here: they need another host, dead or running, CXL memory, or a
-/// pool that can grow.
+/// Commands that cannot succeed here: they need another host, dead or running, CXL memory, a pool
+/// that can grow, or a device.
 const std::set<std::string> kNeedOthers = {"pool_fence", "litmus",     "devices_setup",
-                                           "pool_grow",  "pool_drain", "pool_shrink"};
+                                           "pool_grow",  "pool_drain", "pool_shrink",
+                                           "device_ping"};
 
 /// Number of options in one run, for commands that take long; for others each pair has its own run.
 const std::map<std::string, size_t> kTogether = {
@@ -160,7 +161,8 @@ std::string content_of(const std::string& path) {
 
 /// A command that only a signal ends.
 bool is_endless(const Words& words) {
-  return words[0] == "host" || std::find(words.begin(), words.end(), "--watch") != words.end();
+  return words[0] == "host" || (words[0] == "device" && words[1] == "serve") ||
+         std::find(words.begin(), words.end(), "--watch") != words.end();
 }
 
 class Pairs : public testing::TestWithParam<Leaf> {

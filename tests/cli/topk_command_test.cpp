@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // topk: the same tokens of compressed blocks and others, and errors for what cannot be searched.
 #include <bowhead/bowhead.h>
+#include <signal.h>
 
 #include <cmath>
 #include <cstring>
@@ -67,6 +68,34 @@ TEST_F(TopKCommand, FindsTheSameInCompressedBlocks) {
   }
   EXPECT_LT(coded["read_bytes"], coded["stored_bytes"]);
   EXPECT_TRUE(coded["exact"]);
+}
+
+/// Also after it was killed, and not meanwhile.
+TEST_F(TopKCommand, TheDeviceFindsTheSame) {
+  const Arguments ask = {"a", "b", "--like", "17", "-k", "5", "--json"};
+  Arguments device = ask;
+  device.push_back("--device");
+  const auto hits = [&](const Arguments& of) { return json_of(topk(of))["queries"]; };
+  const Outcome alone = topk(device);
+  EXPECT_EQ(alone.code, 3);
+  EXPECT_NE(alone.err.find("bowhead device serve"), std::string::npos) << alone.err;
+  const auto answers = [&] { return run({"device", "ping", shm_locator()}).code == 0; };
+  for (int life = 0; life < 2; ++life) {
+    Running serves({"device", "serve", shm_locator()});
+    ASSERT_TRUE(eventually(10, answers));
+    EXPECT_EQ(hits(device), hits(ask));
+    EXPECT_EQ(run({"device", "serve", shm_locator()}).code, 3);  // there is one already
+    EXPECT_EQ(
+        json_of(run({"device", "ping", shm_locator(), "--count", "20", "--json"}))["commands"], 20);
+    if (life == 0) {
+      serves.signal(SIGKILL);
+      EXPECT_EQ(serves.wait(10), 128 + SIGKILL);
+      EXPECT_EQ(topk(device).code, 3);
+    } else {
+      serves.signal(SIGTERM);
+      EXPECT_EQ(serves.wait(10), 0);
+    }
+  }
 }
 
 TEST_F(TopKCommand, BinaryKeysAreGivenInHex) {

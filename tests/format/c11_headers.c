@@ -3,6 +3,7 @@
 #include <bowhead/bowhead.h>
 #include <bowhead/format/block.h>
 #include <bowhead/format/common.h>
+#include <bowhead/format/device.h>
 #include <bowhead/format/frame.h>
 #include <bowhead/format/host.h>
 #include <bowhead/format/index.h>
@@ -38,5 +39,8 @@ const size_t kSizesInC[] = {
     sizeof(bh_index_bucket),
     sizeof(bh_frame_header),
     sizeof(bh_frame_rotation),
+    sizeof(bh_device_block),
+    sizeof(bh_device_view),
+    sizeof(bh_device_request),
 };
 const size_t kSizesInCCount = sizeof(kSizesInC) / sizeof(kSizesInC[0]);

@@ -7,6 +7,7 @@
 // Statuses and enums are append-only.
 #include <bowhead/format/block.h>
 #include <bowhead/format/common.h>
+#include <bowhead/format/device.h>
 #include <bowhead/format/frame.h>
 #include <bowhead/format/host.h>
 #include <bowhead/format/index.h>
@@ -213,6 +214,47 @@ TEST(LayoutFreeze, Namespace) {
       FIELD(bh_namespace, reserved2, 584, 56),
   };
   expect_layout<bh_namespace>(640, fields);
+}
+
+TEST(LayoutFreeze, Device) {
+  expect_layout<bh_device_block>(32, {
+                                         FIELD(bh_device_block, offset, 0, 8),
+                                         FIELD(bh_device_block, stamp, 8, 8),
+                                         FIELD(bh_device_block, stored_bytes, 16, 4),
+                                         FIELD(bh_device_block, length_bytes, 20, 4),
+                                         FIELD(bh_device_block, first_token, 24, 4),
+                                         FIELD(bh_device_block, codec, 28, 1),
+                                         FIELD(bh_device_block, reserved, 29, 3),
+                                     });
+  expect_layout<bh_device_view>(12, {
+                                        FIELD(bh_device_view, begin, 0, 4),
+                                        FIELD(bh_device_view, end, 4, 4),
+                                        FIELD(bh_device_view, sinks, 8, 4),
+                                    });
+  const std::vector<Field> fields = {
+      FIELD(bh_device_request, request_bytes, 0, 4),
+      FIELD(bh_device_request, operation, 4, 1),
+      FIELD(bh_device_request, flags, 5, 1),
+      FIELD(bh_device_request, reserved0, 6, 2),
+      FIELD(bh_device_request, layer, 8, 4),
+      FIELD(bh_device_request, first_head, 12, 4),
+      FIELD(bh_device_request, head_count, 16, 4),
+      FIELD(bh_device_request, block_count, 20, 4),
+      FIELD(bh_device_request, query_count, 24, 4),
+      FIELD(bh_device_request, view_count, 28, 4),
+      FIELD(bh_device_request, weight_count, 32, 4),
+      FIELD(bh_device_request, group, 36, 4),
+      FIELD(bh_device_request, k, 40, 4),
+      FIELD(bh_device_request, part, 44, 4),
+      FIELD(bh_device_request, token_count, 48, 4),
+      FIELD(bh_device_request, page_tokens, 52, 4),
+      FIELD(bh_device_request, scale, 56, 4),
+      FIELD(bh_device_request, soft_cap, 60, 4),
+      FIELD(bh_device_request, token_budget, 64, 8),
+      FIELD(bh_device_request, layout, 72, 64),
+      FIELD(bh_device_request, reserved, 136, 56),
+  };
+  expect_layout<bh_device_request>(192, fields);
 }
 
 TEST(LayoutFreeze, KvLayout) {
@@ -441,6 +483,9 @@ std::vector<std::pair<size_t, size_t>> frozen_sizes() {
       {sizeof(bh_index_bucket), 512},
       {sizeof(bh_frame_header), 28},
       {sizeof(bh_frame_rotation), 12},
+      {sizeof(bh_device_block), 32},
+      {sizeof(bh_device_view), 12},
+      {sizeof(bh_device_request), 192},
   };
 }
 
@@ -479,12 +524,13 @@ TEST(NumberFreeze, Superblock) {
       NUMBER(BH_FORMAT_VERSION, 2),
       NUMBER(BH_SUPERBLOCK_COPY_OFFSET, 65536),
       NUMBER(BH_SUPERBLOCK_COPIES, 2),
-      NUMBER(BH_FEATURES_COMPAT, 0),
+      NUMBER(BH_FEATURES_COMPAT, 16),
       NUMBER(BH_FEATURES_INCOMPAT, 12),
       NUMBER(BH_FEATURES_RO_COMPAT, 2),
       NUMBER(BH_FEATURE_WIPING, 2),
       NUMBER(BH_FEATURE_JOINED, 4),
       NUMBER(BH_FEATURE_GROWTH, 8),
+      NUMBER(BH_FEATURE_RINGS, 16),
       NUMBER(BH_HEADER_WIPE, 1),
       NUMBER(BH_NAMESPACE_WIPE, 1),
       NUMBER(BH_CHECKSUM_NONE, 0),
@@ -551,6 +597,39 @@ TEST(NumberFreeze, Frame) {
       NUMBER(BH_STREAM_LZ4, 2),
       NUMBER(BH_STREAM_ZSTD, 3),
       NUMBER(BH_STREAM_NIBBLES, 4),
+  };
+  expect_numbers(numbers);
+}
+
+TEST(NumberFreeze, Device) {
+  const std::vector<Number> numbers = {
+      NUMBER(BH_DEVICE_PAIRS, 8),
+      NUMBER(BH_DEVICE_QUEUE_BYTES, 4096),
+      NUMBER(BH_DEVICE_SCORE, 1),
+      NUMBER(BH_DEVICE_TOP_K, 2),
+      NUMBER(BH_DEVICE_ATTEND, 3),
+      NUMBER(BH_DEVICE_GATHER, 4),
+      NUMBER(BH_DEVICE_DIGEST, 5),
+      NUMBER(BH_DEVICE_NOTHING, 64),
+      NUMBER(BH_DEVICE_ATTACH, 65),
+      NUMBER(BH_DEVICE_DETACH, 66),
+      NUMBER(BH_DEVICE_SKIP, 1),
+      NUMBER(BH_DEVICE_RECTIFY, 2),
+      NUMBER(BH_DEVICE_FEWEST_BYTES, 4),
+      NUMBER(BH_COMMAND_ID, 0),
+      NUMBER(BH_COMMAND_OPCODE, 1),
+      NUMBER(BH_COMMAND_INPUT, 2),
+      NUMBER(BH_COMMAND_INPUT_BYTES, 3),
+      NUMBER(BH_COMMAND_ANSWER, 4),
+      NUMBER(BH_COMMAND_ROOM, 5),
+      NUMBER(BH_COMMAND_DEADLINE_MS, 6),
+      NUMBER(BH_COMPLETION_ID, 0),
+      NUMBER(BH_COMPLETION_STATUS, 1),
+      NUMBER(BH_COMPLETION_BYTES, 2),
+      NUMBER(BH_COMPLETION_SUM, 3),
+      NUMBER(BH_COMPLETION_READ_BYTES, 4),
+      NUMBER(BH_COMPLETION_TIME_NS, 5),
+      NUMBER(BH_COMPLETION_MODELLED_NS, 6),
   };
   expect_numbers(numbers);
 }
@@ -737,6 +816,7 @@ TEST(NumberFreeze, Status) {
       {36, "MEDIUM_FULL"},
       {37, "LAYOUT_MISMATCH"},
       {38, "NAMESPACE_GONE"},
+      {39, "DEVICE_LOST"},
   };
   const std::vector<std::pair<int, const char*>> actual = {
 #define ROW(number, name, text) {BH_##name, #name},

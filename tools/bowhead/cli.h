@@ -25,6 +25,7 @@ void add_replay_command(CLI::App& app, Action& action, const std::string& comman
 void add_topk_command(CLI::App& app, Action& action);
 void add_codec_command(CLI::App& app, Action& action);
 void add_devices_command(CLI::App& app, Action& action);
+void add_device_command(CLI::App& app, Action& action);
 void add_doctor_command(CLI::App& app, Action& action);
 void add_litmus_command(CLI::App& app, Action& action);
 void add_bench_command(CLI::App& app, Action& action);

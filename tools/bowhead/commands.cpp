@@ -30,6 +30,7 @@ void add_all_commands(CLI::App& app, Action& action, const std::string& command_
   add_topk_command(app, action);
   add_codec_command(app, action);
   add_devices_command(app, action);
+  add_device_command(app, action);
   add_doctor_command(app, action);
   add_litmus_command(app, action);
   add_bench_command(app, action);

@@ -10,7 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "ndp/blocks.h"
+#include "driver-shim/queue_pair.h"
+#include "ndp/engine.h"
 #include "ndp/numbers.h"
 #include "tools/bowhead/cli.h"
 #include "tools/bowhead/json.h"
@@ -31,7 +32,7 @@ struct Arguments {
   std::optional<uint32_t> like;
   std::string queries;  // a file
   double budget_bytes = 0;
-  bool fewest_bytes = false;
+  bool fewest_bytes = false, device = false;
   bool json = false;
 };
 
@@ -178,6 +179,7 @@ void print_hits_json(const Arguments& a, const ndp::BlockHits& found, const Leas
                     {"head", a.head},
                     {"tokens", leases.tokens()},
                     {"exact", a.budget_bytes == 0},
+                    {"device", a.device},
                     {"queries", queries},
                     {"stored_bytes", leases.stored_bytes()},
                     {"read_bytes", found.read.bytes},
@@ -195,6 +197,29 @@ Result<std::vector<std::string>> keys_of(const Arguments& a) {
     keys.push_back(*bytes);
   }
   return keys;
+}
+
+Result<std::unique_ptr<ndp::Engine>> engine_of(const Arguments& a, Pool& pool) {
+  if (!a.device) return std::unique_ptr<ndp::Engine>(std::make_unique<ndp::ProcessEngine>());
+  auto pair = driver::QueuePair::open(pool);
+  if (!pair) return pair.error();
+  return std::unique_ptr<ndp::Engine>(std::move(*pair));
+}
+
+Result<ndp::BlockHits> find(ndp::Engine& engine, const ndp::Request& request) {
+  const auto bytes = ndp::answer_bytes(request);
+  if (!bytes) return bytes.error();
+  std::vector<ndp::Hit> hits(bytes->first / sizeof(ndp::Hit));
+  std::vector<uint32_t> counts(bytes->second / sizeof(uint32_t));
+  auto read = engine.run(request, {std::as_writable_bytes(std::span(hits)),
+                                   std::as_writable_bytes(std::span(counts))});
+  if (!read) return read.error();
+  ndp::BlockHits found{{}, std::move(*read)};
+  for (size_t i = 0; i < counts.size(); ++i) {
+    const auto first = hits.begin() + static_cast<std::ptrdiff_t>(i * request.k);
+    found.hits.emplace_back(first, first + counts[i]);
+  }
+  return found;
 }
 
 int run_topk(const Arguments& a) {
@@ -230,10 +255,17 @@ int run_topk(const Arguments& a) {
                                  static_cast<uint32_t>(values->size() / channels),
                                  1 / std::sqrt(static_cast<float>(channels)),
                                  {}};
+  const auto engine = engine_of(a, *pool);
+  if (!engine) return fail(*pool, engine.error(), where);
+  ndp::Request request;
+  request.operation = ndp::Operation::TOP_K;
+  request.heads = heads;
+  request.queries = queries;
+  request.k = a.k;
+  request.bytes_per_token = a.budget_bytes;
+  request.reading = a.fewest_bytes ? ndp::Reading::FEWEST_BYTES : ndp::Reading::ONE_PASS;
   const auto start = std::chrono::steady_clock::now();
-  const auto found =
-      ndp::top_k(heads, queries, a.k, a.budget_bytes,
-                 a.fewest_bytes ? ndp::Reading::FEWEST_BYTES : ndp::Reading::ONE_PASS);
+  const auto found = find(**engine, request);
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
   if (const auto kept = leases.release(); !kept) return fail(*pool, kept.error(), where);
   if (!found) return fail(*pool, found.error(), where);
@@ -274,6 +306,8 @@ void add_topk_command(CLI::App& app, Action& action) {
            {0, 1e6});
   command->add_flag("--fewest-bytes", a->fewest_bytes,
                     "Read in small steps, only where it helps: takes longer");
+  command->add_flag("--device", a->device,
+                    "Ask the device of the pool (bowhead device serve), and not this process");
   command->add_flag("--json", a->json, "As JSON");
   command->footer(R"(
 Blocks may be compressed or not. Compressed blocks of 256 tokens or more are searched by the first

@@ -36,11 +36,14 @@
  * free (BH_HEADER_WIPE, BH_NAMESPACE_WIPE).
  * JOINED (incompat): the pool lies on media_count media, in stripes (medium.h).
  * GROWTH (incompat): the pool can have further sets of media (medium.h), up to max_bytes. Without
- * it, max_bytes only keeps room for the words of extents. */
+ * it, max_bytes only keeps room for the words of extents.
+ * RINGS (compat): devices and the processes that ask them may store to BH_PART_RINGS (device.h),
+ * which else is zero. */
 #define BH_FEATURE_WIPING (1ull << 1)
 #define BH_FEATURE_JOINED (1ull << 2)
 #define BH_FEATURE_GROWTH (1ull << 3)
-#define BH_FEATURES_COMPAT 0ull
+#define BH_FEATURE_RINGS (1ull << 4)
+#define BH_FEATURES_COMPAT BH_FEATURE_RINGS
 #define BH_FEATURES_INCOMPAT (BH_FEATURE_JOINED | BH_FEATURE_GROWTH)
 #define BH_FEATURES_RO_COMPAT BH_FEATURE_WIPING
 
@@ -71,7 +74,7 @@ enum {
                          process_count: the version that each process heeds, then u64 x BH_SETS_MAX:
                          id + since of the drained set on which this host has no blocks, and will
                          have none; by place in the table */
-  BH_PART_RINGS,     /* ring_bytes, aligned to 4 KiB: queues of devices; zero */
+  BH_PART_RINGS,     /* ring_bytes, aligned to 4 KiB: queue pairs (device.h); zero without RINGS */
   BH_PART_PRIVATE,   /* bh_host_private: counters of the host */
   BH_PART_PROCESSES, /* bh_process x process_count */
   BH_PART_LEASES,    /* bh_lease_slot x lease_count */

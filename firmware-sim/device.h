@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// Device: carries out the requests of processes next to the memory that holds the blocks, as a
+// process on the machine of a pool. It reads commands from the queue pairs of all hosts, and
+// writes answers to memory that it has reserved in the pool (pool/window.h says who writes what).
+//
+// A command never makes it read outside the payload of the pool, nor write outside the area of its
+// queue pair. A bad one is answered with a status and a sentence. Blocks are named by offset and
+// stamp; their headers are compared before and after they are read, so an answer is about these
+// blocks or is LAPSED.
+//
+// Processes that die leave nothing behind: their pairs' areas are let go. A device that dies loses
+// its commands, which its successor reports by a new session of the channels.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "base/status.h"
+#include "pool/pool.h"
+
+namespace bowhead::device {
+
+struct Counters {
+  uint64_t commands = 0;    ///< taken
+  uint64_t refused = 0;     ///< of them, answered with another status than OK
+  uint64_t read_bytes = 0;  ///< of blocks
+  uint64_t pairs = 0;       ///< that have an area for answers now
+};
+
+class Device {
+ public:
+  /// Becomes the device of a pool, which must outlive it and which several processes may have
+  /// open. Returns IN_USE (another process is), READ_ONLY, SYSTEM.
+  static Result<std::unique_ptr<Device>> make(Pool& pool);
+  ~Device();
+
+  /// Serves until `stops`, which it asks all the time, says so, in the calling thread. Returns why
+  /// it cannot go on: HOST_FENCED, MEDIA_ERROR, CLOSED.
+  Result<void> serve(const std::function<bool()>& stops);
+  /// Thread-safe.
+  Counters counters() const;
+
+ private:
+  class Impl;
+  explicit Device(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace bowhead::device

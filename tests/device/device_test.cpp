@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+// Engines give the same answers, in the process and on the device; what is wrong is answered with a
+// status; and whoever dies, the other goes on.
+#include "firmware-sim/device.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <thread>
+
+#include "driver-shim/queue_pair.h"
+#include "ndp/engine.h"
+#include "pool/window.h"
+#include "tests/device/sequence.h"
+#include "tests/support/pools.h"
+
+namespace bowhead::test {
+namespace {
+
+using device::Device;
+using driver::QueuePair;
+using ndp::Operation;
+using ndp::Request;
+
+constexpr uint32_t kQueries = 3;
+
+/// A device in a thread of this process, with a handle of its own.
+class DeviceThread {
+ public:
+  explicit DeviceThread(const std::string& locator)
+      : pool_(Pool::open(locator, {.prefault = false}).value()) {
+    auto made = Device::make(pool_);
+    EXPECT_TRUE(made) << made.error().message();
+    if (!made) return;
+    device_ = std::move(*made);
+    thread_ = std::thread([this] {
+      const auto served = device_->serve([this] { return stops_.load(); });
+      EXPECT_TRUE(served) << served.error().message();
+    });
+  }
+  ~DeviceThread() {
+    stops_ = true;
+    if (thread_.joinable()) thread_.join();
+  }
+  Device& device() { return *device_; }
+
+ private:
+  Pool pool_;
+  std::atomic<bool> stops_{false};
+  std::unique_ptr<Device> device_;
+  std::thread thread_;
+};
+
+class DeviceTest : public testing::Test {
+ protected:
+  DeviceTest() : pool_(96u << 20) {
+    Random random(7);
+    queries_.resize(size_t{2} * kQueries * kChannels);
+    for (float& value : queries_) value = (static_cast<float>(random.below(2001)) - 1000) / 512;
+    weights_ = {0.5f, -1, 2, 1, 1, 1};
+  }
+  Pool& pool() { return pool_.pool(); }
+
+  /// One of each operation, and variants.
+  std::vector<Request> requests(const LeasedSequence& sequence) {
+    std::vector<Request> all;
+    for (const Operation operation : {Operation::SCORE, Operation::TOP_K, Operation::ATTEND}) {
+      Request request = sequence.request(operation);
+      request.queries.values = queries_;
+      request.queries.count = kQueries;
+      request.queries.scale = 0.125f;
+      request.k = 20;
+      all.push_back(request);
+      request.queries.views = ndp::Visible{30, 333, 4};
+      all.push_back(request);
+      request.queries.views = std::span<const ndp::Visible>(views_);
+      all.push_back(request);
+    }
+    Request sums = all[3];
+    sums.queries.weights = weights_;
+    sums.queries.rectified = true;
+    all.push_back(sums);
+    Request few = all[3];
+    few.reading = ndp::Reading::FEWEST_BYTES;
+    all.push_back(few);
+    few.bytes_per_token = 24;
+    all.push_back(few);
+    for (const uint32_t part : {0u, 1u}) {
+      Request rows = sequence.request(Operation::GATHER);
+      rows.part = part;
+      rows.tokens = tokens_;
+      all.push_back(rows);
+    }
+    Request pages = sequence.request(Operation::DIGEST);
+    pages.page_tokens = 16;
+    all.push_back(pages);
+    return all;
+  }
+
+  TestPool pool_;
+  std::vector<float> queries_, weights_;
+  std::vector<ndp::Visible> views_ = {{0, 300, 0}, {10, 301, 2}, {0, 302, 0}};
+  std::vector<uint32_t> tokens_ = {0, 355, 7, 7, 310};
+};
+
+TEST_F(DeviceTest, AnswersAsTheProcess) {
+  const DeviceThread device(pool_.locator());
+  const auto pair = QueuePair::open(pool());
+  ASSERT_TRUE(pair) << pair.error().message();
+  ndp::ProcessEngine process;
+  for (const auto profile : {CompressionProfile::NONE, CompressionProfile::FAST}) {
+    LeasedSequence sequence(pool(), profile == CompressionProfile::NONE ? "plain" : "coded",
+                            profile, {300, 40, 16});
+    for (const Request& request : requests(sequence)) {
+      SCOPED_TRACE(operation_name(request.operation));
+      Answer here(request), there(request);
+      const auto read_here = process.run(request, here.room());
+      ASSERT_TRUE(read_here) << read_here.error().message();
+      const auto read_there = (*pair)->run(request, there.room());
+      ASSERT_TRUE(read_there) << read_there.error().message();
+      EXPECT_EQ(read_there->bytes, read_here->bytes);
+      EXPECT_EQ(here, there);
+    }
+  }
+}
+
+TEST_F(DeviceTest, RefusesWhatTheProcessRefuses) {
+  const DeviceThread device(pool_.locator());
+  const auto pair = QueuePair::open(pool());
+  ASSERT_TRUE(pair);
+  LeasedSequence sequence(pool(), "plain", CompressionProfile::NONE, {300, 40, 16});
+  Request good = requests(sequence)[3];
+  std::vector<Request> wrong(5, good);
+  wrong[0].heads.layer = kLayers;
+  wrong[1].heads.first_head = kHeads;
+  wrong[2].k = 0;
+  wrong[3].queries.scale = -1;
+  wrong[4].bytes_per_token = -2;
+  ndp::ProcessEngine process;
+  for (const Request& request : wrong) {
+    Answer here(request), there(request);
+    const auto refused_here = process.run(request, here.room());
+    const auto refused_there = (*pair)->run(request, there.room());
+    ASSERT_FALSE(refused_here);
+    ASSERT_FALSE(refused_there);
+    EXPECT_EQ(refused_there.status(), refused_here.status());
+    EXPECT_EQ(refused_there.error().message(), refused_here.error().message());
+  }
+  Answer answer(good);
+  EXPECT_TRUE((*pair)->run(good, answer.room()));
+}
+
+TEST_F(DeviceTest, SaysThatABlockDidNotStay) {
+  const DeviceThread device(pool_.locator());
+  const auto pair = QueuePair::open(pool());
+  ASSERT_TRUE(pair);
+  LeasedSequence sequence(pool(), "plain", CompressionProfile::NONE, {300, 40, 16});
+  const Request request = requests(sequence)[3];
+  Answer answer(request);
+  ASSERT_TRUE((*pair)->run(request, answer.room()));
+  // Another stamp, another place, another length.
+  for (const int what : {0, 1, 2}) {
+    std::vector<ndp::StoredBlock> blocks = sequence.blocks();
+    Request stale = request;
+    stale.heads.blocks = blocks;
+    if (what == 0) blocks[1].stamp += 4;
+    if (what == 1) blocks[1].offset = blocks[0].offset;
+    if (what == 2) blocks[1].offset = uint64_t{1} << 60;
+    const auto refused = (*pair)->run(stale, answer.room());
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.status(), Status::LAPSED) << refused.error().message();
+    EXPECT_NE(refused.error().message().find("block 1"), std::string::npos);
+  }
+  ASSERT_EQ(pool().remove(sequence.ns(), "block 2"), Status::OK);
+  EXPECT_EQ((*pair)->run(request, answer.room()).status(), Status::LAPSED);
+}
+
+TEST_F(DeviceTest, IsOneOfAPool) {
+  const DeviceThread device(pool_.locator());
+  auto second = Pool::open(pool_.locator(), {.prefault = false}).value();
+  EXPECT_EQ(Device::make(second).status(), Status::IN_USE);
+}
+
+TEST_F(DeviceTest, IsLostWhereNoneRuns) {
+  const auto pair = QueuePair::open(pool());
+  ASSERT_TRUE(pair);
+  const auto began = std::chrono::steady_clock::now();
+  EXPECT_EQ((*pair)->ping().status(), Status::DEVICE_LOST);
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(5));
+}
+
+TEST_F(DeviceTest, IsFoundByThoseThatCameBeforeItAndWhenItComesBack) {
+  const auto pair = QueuePair::open(pool());
+  ASSERT_TRUE(pair);
+  LeasedSequence sequence(pool(), "plain", CompressionProfile::NONE, {300, 40, 16});
+  const Request request = requests(sequence)[3];
+  Answer answer(request), first(request);
+  ASSERT_TRUE(ndp::run(request, first.room()));
+  for (int life = 0; life < 3; ++life) {
+    const DeviceThread device(pool_.locator());
+    const auto read = (*pair)->run(request, answer.room());
+    ASSERT_TRUE(read) << read.error().message();
+    EXPECT_EQ(answer, first);
+    EXPECT_TRUE((*pair)->ping());
+  }
+  EXPECT_EQ((*pair)->run(request, answer.room()).status(), Status::DEVICE_LOST);
+}
+
+TEST_F(DeviceTest, ServesThreadsAndProcesses) {
+  const DeviceThread device(pool_.locator());
+  LeasedSequence sequence(pool(), "coded", CompressionProfile::FAST, {300, 40, 16});
+  const auto all = requests(sequence);
+  std::vector<Answer> wanted;
+  for (const Request& request : all) {
+    wanted.emplace_back(request);
+    ASSERT_TRUE(ndp::run(request, wanted.back().room()));
+  }
+  const auto pair = QueuePair::open(pool());
+  ASSERT_TRUE(pair);
+  std::atomic<uint32_t> wrong = 0;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (size_t i = 0; i < 40; ++i) {
+        const size_t which = (i * 7 + static_cast<size_t>(t)) % all.size();
+        Answer answer(all[which]);
+        if (!(*pair)->run(all[which], answer.room()) || !(answer == wanted[which])) ++wrong;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0u);
+}
+
+/// A queue pair whose memory cannot hold the request, or the answer.
+TEST_F(DeviceTest, SaysWhatHasNoRoom) {
+  const DeviceThread device(pool_.locator());
+  LeasedSequence sequence(pool(), "plain", CompressionProfile::NONE, {300, 40, 16});
+  const Request request = requests(sequence)[0];
+  for (const driver::QueuePairOptions& options :
+       {driver::QueuePairOptions{.request_bytes = 4096, .answer_bytes = 1 << 20},
+        driver::QueuePairOptions{.request_bytes = 1 << 20, .answer_bytes = 4096}}) {
+    const auto pair = QueuePair::open(pool(), options);
+    ASSERT_TRUE(pair);
+    Request large = request;
+    std::vector<float> many(queries_);
+    for (int i = 0; i < 4; ++i) many.insert(many.end(), queries_.begin(), queries_.end());
+    large.queries.values = many;
+    large.queries.count = kQueries * 5;
+    Answer answer(large);
+    EXPECT_EQ((*pair)->run(large, answer.room()).status(), Status::LIMIT_REACHED);
+    EXPECT_TRUE((*pair)->ping());
+  }
+}
+
+TEST_F(DeviceTest, AllPairsCanBeTaken) {
+  std::vector<std::unique_ptr<QueuePair>> pairs;
+  const driver::QueuePairOptions small{.request_bytes = 4096, .answer_bytes = 4096};
+  for (uint32_t i = 0; i < BH_DEVICE_PAIRS; ++i) {
+    auto pair = QueuePair::open(pool(), small);
+    ASSERT_TRUE(pair) << pair.error().message();
+    pairs.push_back(std::move(*pair));
+  }
+  EXPECT_EQ(QueuePair::open(pool(), small).status(), Status::LIMIT_REACHED);
+  pairs.pop_back();
+  EXPECT_TRUE(QueuePair::open(pool(), small));
+}
+
+/// The next process on a pair of one that died gets its own answers, and the device lets go of the
+/// memory of the dead one.
+TEST_F(DeviceTest, OutlivesItsClients) {
+  LeasedSequence sequence(pool(), "plain", CompressionProfile::NONE, {300, 40, 16});
+  const Request request = requests(sequence)[3];
+  Answer wanted(request);
+  ASSERT_TRUE(ndp::run(request, wanted.room()));
+  for (int child = 0; child < 3; ++child) {
+    const pid_t pid = fork();
+    if (pid == 0) {
+      auto its_pool = Pool::open(pool_.locator(), {.prefault = false});
+      if (!its_pool) _exit(1);
+      auto pair = QueuePair::open(*its_pool);
+      if (!pair) _exit(2);
+      Answer answer(request);
+      // The request's blocks are in the mapping of the parent, at these addresses: it is only
+      // encoded here.
+      for (;;) (void)(*pair)->run(request, answer.room());
+    }
+    const DeviceThread device(pool_.locator());
+    while (device::Counters(const_cast<DeviceThread&>(device).device().counters()).commands < 3)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    ASSERT_EQ(kill(pid, SIGKILL), 0);
+    int status = 0;
+    ASSERT_EQ(waitpid(pid, &status, 0), pid);
+    const auto pair = QueuePair::open(pool());
+    ASSERT_TRUE(pair) << pair.error().message();
+    for (int i = 0; i < 5; ++i) {
+      Answer answer(request);
+      const auto read = (*pair)->run(request, answer.room());
+      ASSERT_TRUE(read) << read.error().message();
+      EXPECT_EQ(answer, wanted);
+    }
+  }
+  EXPECT_TRUE(pool_.check_clean());
+}
+
+}  // namespace
+}  // namespace bowhead::test
