@@ -35,8 +35,8 @@ uint64_t cut_of_best(std::span<const uint64_t> ranks, size_t k);
 /// Chooses the k best; keeps its memory.
 class BestHits {
  public:
-  /// Moves them to the front, in their order, and returns the worst of them; of equal hits the first
-  /// ones. 1 <= k <= hits.size().
+  /// Moves them to the front, in their order, of equal hits the first ones; returns the worst of
+  /// them. 1 <= k <= hits.size().
   Hit keep(std::span<Hit> hits, size_t k);
 
  private:

@@ -51,9 +51,9 @@ class Window {
   /// Whether a process of this machine is the device.
   bool has_device() const;
 
-  /// A block of the pool whose first bytes lie in that slot of its extent, committed. The answer is good at the moment of the call:
-  /// who reads the block asks again afterwards. Returns false for all that it is not, whatever the
-  /// arguments are.
+  /// A block of the pool whose first bytes lie in that slot of its extent, committed. The answer is
+  /// good at the moment of the call: who reads the block asks again afterwards. False for all that
+  /// it is not, whatever the arguments are.
   bool is_block(const bh_device_block& block) const;
   /// The bytes lie in the payload of the pool, on media that are mapped.
   bool is_payload(uint64_t offset, uint64_t bytes) const;

@@ -21,9 +21,9 @@ enum {
   BH_DEVICE_GATHER = 4,
   BH_DEVICE_DIGEST = 5,
   BH_DEVICE_NOTHING = 64, /* is completed at once */
-  BH_DEVICE_ATTACH = 65,  /* asks for an area for answers, of room:32 bytes; of one that the pair has
-                             already the device lets go */
-  BH_DEVICE_DETACH = 66   /* the device lets go of the area */
+  BH_DEVICE_ATTACH = 65, /* asks for an area for answers, of as many bytes as the command's room; an
+                             area that the pair has already goes */
+  BH_DEVICE_DETACH = 66  /* the device lets go of the area */
 };
 
 /* The words of a command. The eighth is the tag of the channel.
@@ -33,7 +33,7 @@ enum {
  *   3  input bytes
  *   4  where the answer goes in the area of the pair, a multiple of 64
  *   5  room there
- *   6  deadline, in ms from when the device takes the command; 0: none */
+ *   6  deadline, in ms from when the device takes the command; 0: none. No device heeds it yet */
 enum {
   BH_COMMAND_ID = 0,
   BH_COMMAND_OPCODE = 1,
@@ -52,8 +52,9 @@ enum {
  *   4  bytes of blocks that were read
  *   5  time that the device took, ns
  *   6  time that the modelled device takes, ns; 0: there is no model
- * An answer has two parts (ndp/request.h), then the numbers of the blocks that were left out,
- * uint32_t; each begins at a multiple of 64 bytes. After another status than OK it is a sentence. */
+ * An answer has two parts (ndp/request.h), then the numbers of the blocks that were left out, as
+ * uint32_t; each begins at a multiple of 64 bytes. After another status than OK it is a sentence.
+ */
 enum {
   BH_COMPLETION_ID = 0,
   BH_COMPLETION_STATUS = 1,
@@ -101,19 +102,19 @@ typedef struct bh_device_request {
   uint32_t first_head;
   uint32_t head_count;
   uint32_t block_count;
-  uint32_t query_count;    /* for each head */
-  uint32_t view_count;     /* 0: all see everything; 1: all see this; else one for each answer */
-  uint32_t weight_count;   /* [head][query], or none */
-  uint32_t group;          /* queries of a sum */
-  uint32_t k;              /* TOP_K */
-  uint32_t part;           /* GATHER */
-  uint32_t token_count;    /* GATHER: positions */
-  uint32_t page_tokens;    /* DIGEST */
-  uint32_t scale;          /* bits of a float */
-  uint32_t soft_cap;       /* bits of a float */
-  uint64_t token_budget;   /* bits of a double: bytes for each visible token; TOP_K; 0: exactly */
-  bh_kv_layout layout;     /* of the blocks */
-  uint8_t reserved[56];    /* zero */
+  uint32_t query_count;  /* for each head */
+  uint32_t view_count;   /* 0: all see everything; 1: all see this; else one for each answer */
+  uint32_t weight_count; /* [head][query], or none */
+  uint32_t group;        /* queries of a sum */
+  uint32_t k;            /* TOP_K */
+  uint32_t part;         /* GATHER */
+  uint32_t token_count;  /* GATHER: positions */
+  uint32_t page_tokens;  /* DIGEST */
+  uint32_t scale;        /* bits of a float */
+  uint32_t soft_cap;     /* bits of a float */
+  uint64_t token_budget; /* bits of a double: bytes for each visible token; TOP_K; 0: exactly */
+  bh_kv_layout layout;   /* of the blocks */
+  uint8_t reserved[56];  /* zero */
 } bh_device_request;
 BH_FORMAT_SIZE(bh_device_request, 192);
 BH_FORMAT_OFFSET(bh_device_request, layer, 8);
