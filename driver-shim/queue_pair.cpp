@@ -108,6 +108,8 @@ class QueuePair::Impl {
                  window_.completions(window_.host(), pair), BH_DEVICE_QUEUE_BYTES),
         next_id_(window_.access().random()) {}
   ~Impl() {
+    // In a forked child it is the parent's, whose thread may hold the mutex.
+    if (window_.access().forked()) return;
     const std::lock_guard lock(mutex_);
     if (answers_bytes_ > 0) (void)channel_.send(Message{next_id_++, BH_DEVICE_DETACH});
     // The memory for requests goes: the device reads what it finds there, and believes nothing.
@@ -125,16 +127,21 @@ class QueuePair::Impl {
   }
 
   Result<void> ping() {
+    if (window_.access().forked()) return Status::FORKED;
     std::unique_lock lock(mutex_);
     const auto done = carry_out(lock, Message{0, BH_DEVICE_NOTHING}, {});
+    if (window_.access().media_failed()) return Status::MEDIA_ERROR;
     return done ? Result<void>{} : done.error();
   }
 
   /// Requests change nothing: one that a device took which was started anew since is asked again.
   Result<ndp::BlocksRead> run(const ndp::Request& request, const ndp::AnswerRoom& room,
                               DeviceTime& time) {
+    if (window_.access().forked()) return Status::FORKED;
     for (uint32_t life = 1;; ++life) {
       auto answer = run_once(request, room, time);
+      // It may have read zeros, and what it stored reached nobody.
+      if (window_.access().media_failed()) return Status::MEDIA_ERROR;
       if (answer || answer.error().detail != kStartedAnew || life == kLivesMax) return answer;
     }
   }
@@ -266,6 +273,7 @@ class QueuePair::Impl {
 
   /// The device has ended: of a device on another machine that is never certain.
   bool is_gone() {
+    if (window_.access().media_failed()) return true;
     const bool is_here = window_.has_device();
     was_here_ |= is_here;
     return !is_here && (was_here_ || window_.hosts() == 1);

@@ -40,11 +40,13 @@ class QueuePair final : public ndp::Engine {
   ~QueuePair() override;
 
   const char* name() const override { return "device"; }
+  /// FORKED: it is the parent's; MEDIA_ERROR: the pool's medium failed.
   Result<ndp::BlocksRead> run(const ndp::Request& request, const ndp::AnswerRoom& room) override;
   /// The same, with the time that it took.
   Result<ndp::BlocksRead> run(const ndp::Request& request, const ndp::AnswerRoom& room,
                               DeviceTime& time);
-  /// The empty command: how long a command takes without its work. DEVICE_LOST.
+  /// The empty command: how long a command takes without its work. DEVICE_LOST, FORKED,
+  /// MEDIA_ERROR.
   Result<void> ping();
 
  private:

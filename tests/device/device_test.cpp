@@ -236,6 +236,34 @@ TEST_F(DeviceTest, ServesThreadsAndProcesses) {
   EXPECT_EQ(wrong, 0u);
 }
 
+TEST_F(DeviceTest, IsNotForTheChildOfAFork) {
+  const auto pair = QueuePair::open(pool());
+  ASSERT_TRUE(pair);
+  LeasedSequence sequence(pool(), "plain", CompressionProfile::NONE, {300, 40, 16});
+  const Request request = requests(sequence)[3];
+  EXPECT_EQ(in_child([&] {
+              Answer answer(request);
+              const bool forked = (*pair)->run(request, answer.room()).status() == Status::FORKED &&
+                                  (*pair)->ping().status() == Status::FORKED;
+              const_cast<std::unique_ptr<QueuePair>&>(*pair).reset();
+              return forked ? 0 : 1;
+            }),
+            0);
+  const DeviceThread device(pool_.locator());
+  Answer answer(request);
+  EXPECT_TRUE((*pair)->run(request, answer.room()));
+}
+
+TEST_F(DeviceTest, SaysThatTheMediumFailed) {
+  const DeviceThread device(pool_.locator());
+  TestPool again(pool_.locator());
+  const auto pair = QueuePair::open(again.pool());
+  ASSERT_TRUE(pair);
+  ASSERT_TRUE((*pair)->ping());
+  break_page(again.pool(), Window::open(again.pool())->commands(0, 0));
+  EXPECT_EQ((*pair)->ping().status(), Status::MEDIA_ERROR);
+}
+
 /// A queue pair whose memory cannot hold the request, or the answer.
 TEST_F(DeviceTest, SaysWhatHasNoRoom) {
   const DeviceThread device(pool_.locator());
