@@ -57,6 +57,7 @@ class Status(IntEnum):
     MEDIUM_FULL = 36
     LAYOUT_MISMATCH = 37
     NAMESPACE_GONE = 38
+    DEVICE_LOST = 39
 
     @property
     def text(self) -> str:
