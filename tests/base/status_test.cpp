@@ -53,6 +53,7 @@ const std::vector<std::pair<int, std::string>> kFrozen = {
     {36, "MEDIUM_FULL"},
     {37, "LAYOUT_MISMATCH"},
     {38, "NAMESPACE_GONE"},
+    {39, "DEVICE_LOST"},
 };
 
 TEST(Status, NumbersAreFrozen) {
