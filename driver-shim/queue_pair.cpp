@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/assert.h"
 #include "base/checksum.h"
 #include "firmware-sim/areas.h"
 #include "firmware-sim/wire.h"
@@ -33,6 +34,10 @@ uint64_t clock_ns() {
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
                                    std::chrono::steady_clock::now().time_since_epoch())
                                    .count());
+}
+
+uint64_t lines(uint64_t bytes) {
+  return std::max<uint64_t>((bytes + BH_LINE_BYTES - 1) / BH_LINE_BYTES, 1) * BH_LINE_BYTES;
 }
 
 /// Pieces of some bytes, in whole lines; the first place that is large enough.
@@ -56,6 +61,8 @@ class Pieces {
   void give_back(uint64_t at, uint64_t bytes) {
     bytes = lines(bytes);
     auto next = free_.lower_bound(at);
+    BOWHEAD_ASSERT(next == free_.end() || at + bytes <= next->first);
+    BOWHEAD_ASSERT(next == free_.begin() || std::prev(next)->first + std::prev(next)->second <= at);
     if (next != free_.end() && at + bytes == next->first) {
       bytes += next->second;
       next = free_.erase(next);
@@ -71,9 +78,6 @@ class Pieces {
   }
 
  private:
-  static uint64_t lines(uint64_t bytes) {
-    return std::max<uint64_t>((bytes + BH_LINE_BYTES - 1) / BH_LINE_BYTES, 1) * BH_LINE_BYTES;
-  }
   std::map<uint64_t, uint64_t> free_;  // bytes, by where they begin
 };
 
@@ -81,7 +85,8 @@ class Pieces {
 struct Pending {
   uint64_t request_at = 0, request_bytes = 0;  ///< bytes 0: it has none
   uint64_t answer_at = 0, answer_bytes = 0;
-  uint64_t session = 0;    ///< of the device that gave the area of the answer
+  uint64_t epoch = 0;  ///< in which the area of the answer was given
+  bool is_attach = false;
   bool is_awaited = true;  ///< by the thread that submitted it
   bool is_sent = false;
   std::optional<Message> completion;
@@ -103,7 +108,7 @@ class QueuePair::Impl {
       : window_(std::move(window)),
         areas_(pool, "requests"),
         pair_(pair),
-        options_(options),
+        options_{lines(options.request_bytes), lines(options.answer_bytes), options.timeout_ms},
         channel_(window_.access(), window_.commands(window_.host(), pair),
                  window_.completions(window_.host(), pair), BH_DEVICE_QUEUE_BYTES),
         next_id_(window_.access().random()) {}
@@ -175,7 +180,7 @@ class QueuePair::Impl {
       return answer_at.error();
     }
     command.answer_at = *answer_at;
-    command.session = session_;
+    command.epoch = epoch_;
     std::memcpy(requests_->data() + command.request_at, bytes->data(), bytes->size());
     window_.access().publish(requests_->offset() + command.request_at, bytes->size());
     const uint64_t answers_offset = answers_offset_;
@@ -187,8 +192,8 @@ class QueuePair::Impl {
                   command);
     if (!done) return done.error();
     time = {(*done)[BH_COMPLETION_TIME_NS], (*done)[BH_COMPLETION_MODELLED_NS]};
-    auto answer =
-        take_answer(*done, answers_offset + command.answer_at, command.answer_bytes, places, room);
+    auto answer = take_answer(*done, answers_offset + command.answer_at, command.answer_bytes,
+                              places, room, request.heads.blocks.size());
     give_back(command);
     return answer;
   }
@@ -208,7 +213,7 @@ class QueuePair::Impl {
       is_attaching_ = true;
       Message command{0, BH_DEVICE_ATTACH};
       command[BH_COMMAND_ROOM] = options_.answer_bytes;
-      const auto done = carry_out(lock, command, {});
+      const auto done = carry_out(lock, command, Pending{.is_attach = true});
       is_attaching_ = false;
       if (!done) return done.error();
       const auto status = static_cast<Status>((*done)[BH_COMPLETION_STATUS] & UINT32_MAX);
@@ -226,16 +231,17 @@ class QueuePair::Impl {
 
   /// Waits for memory that other commands have.
   Result<uint64_t> take(Lock& lock, Pieces& from, uint64_t bytes, uint64_t all, const char* what) {
-    if (bytes > all)
+    const uint64_t epoch = epoch_, end_ns = deadline_ns();
+    if (lines(bytes) > all)
       return Error{
           Status::LIMIT_REACHED,
           fmt::format("the {} takes {} bytes: this queue pair has room for {}", what, bytes, all)};
-    const uint64_t session = session_, end_ns = clock_ns() + options_.timeout_ms * 1'000'000;
     for (uint32_t round = 0;; ++round) {
-      if (session_ != session) return Error{Status::DEVICE_LOST, kStartedAnew};
+      if (epoch_ != epoch) return Error{Status::DEVICE_LOST, kStartedAnew};
       if (const auto at = from.take(bytes)) return *at;
       if (clock_ns() > end_ns) return device_lost("does not answer");
       harvest();
+      if (round % kLooksForDevice == kLooksForDevice - 1 && is_gone()) lose(/*unsent=*/true);
       pause(lock, round);
     }
   }
@@ -243,7 +249,7 @@ class QueuePair::Impl {
   /// Submits a command and waits for its completion.
   Result<Message> carry_out(Lock& lock, Message command, const Pending& pending) {
     const uint64_t id = command[BH_COMMAND_ID] = next_id_++;
-    const uint64_t end_ns = clock_ns() + options_.timeout_ms * 1'000'000;
+    const uint64_t end_ns = deadline_ns();
     pending_[id] = pending;
     for (uint32_t round = 0;; ++round) {
       harvest();
@@ -271,12 +277,19 @@ class QueuePair::Impl {
     }
   }
 
+  uint64_t deadline_ns() const {
+    constexpr uint64_t kMostMs = uint64_t{1} << 40;
+    return clock_ns() + std::min(options_.timeout_ms, kMostMs) * 1'000'000;
+  }
+
   /// The device has ended: of a device on another machine that is never certain.
   bool is_gone() {
     if (window_.access().media_failed()) return true;
-    const bool is_here = window_.has_device();
-    was_here_ |= is_here;
-    return !is_here && (was_here_ || window_.hosts() == 1);
+    if (window_.has_device()) {
+      session_here_ = session_;
+      return false;
+    }
+    return window_.hosts() == 1 || (session_here_ != 0 && session_here_ == session_);
   }
 
   /// Lets other threads go on.
@@ -295,7 +308,9 @@ class QueuePair::Impl {
     }
     for (size_t i = 0; i < taken; ++i) {
       const auto it = pending_.find(some[i][BH_COMPLETION_ID]);
-      if (it == pending_.end()) continue;  // it comes a second time, or is nonsense
+      // It comes a second time, or after the device that took it was given up, or is nonsense: what
+      // its memory holds by now is not known (P1).
+      if (it == pending_.end() || it->second.is_lost || it->second.completion) continue;
       it->second.completion = some[i];
       if (!it->second.is_awaited) forget(it->first);
     }
@@ -303,13 +318,18 @@ class QueuePair::Impl {
 
   /// Commands that the device of before took: nobody writes to their memory any more.
   void lose(bool unsent) {
+    ++epoch_;
     answers_bytes_ = 0;
     answer_pieces_.reset(0);
     for (auto it = pending_.begin(); it != pending_.end();) {
       Pending& command = it->second;
       // One that needs the old area would be answered there; ATTACH goes to whichever there is.
       const bool needs_area = command.request_bytes > 0;
-      if (command.completion || !(command.is_sent || unsent || needs_area)) {
+      if (command.is_attach && command.completion) {  // an area of the device of before
+        command.completion.reset();
+        command.is_lost = true;
+      }
+      if (command.is_lost || command.completion || !(command.is_sent || unsent || needs_area)) {
         ++it;
         continue;
       }
@@ -327,39 +347,39 @@ class QueuePair::Impl {
   void give_back(const Pending& command) {
     if (command.request_bytes == 0) return;
     request_pieces_.give_back(command.request_at, command.request_bytes);
-    if (command.session == session_ && answers_bytes_ > 0)
+    if (command.epoch == epoch_ && answers_bytes_ > 0)
       answer_pieces_.give_back(command.answer_at, command.answer_bytes);
   }
 
   Result<ndp::BlocksRead> take_answer(const Message& completion, uint64_t at, uint64_t room_bytes,
                                       const device::AnswerPlaces& places,
-                                      const ndp::AnswerRoom& room) {
+                                      const ndp::AnswerRoom& room, size_t blocks) {
     const uint64_t bytes = completion[BH_COMPLETION_BYTES];
     const auto status = static_cast<Status>(completion[BH_COMPLETION_STATUS] & UINT32_MAX);
     const uint64_t left_out = completion[BH_COMPLETION_STATUS] >> 32;
     if (bytes > room_bytes) return device_lost("gave an answer that has no room");
     window_.access().acquire(at, bytes);
     const std::byte* from = window_.access().payload(at);
+    // A copy: its memory may be given to somebody else, if the device has died since.
+    const std::vector<std::byte> answer(from, from + bytes);
+    if (hash64(answer.data(), answer.size()) != completion[BH_COMPLETION_SUM])
+      return device_lost("gave an answer that was overwritten");
     if (status != Status::OK) {
-      const std::string why(reinterpret_cast<const char*>(from), bytes);
-      const bool is_whole = hash64(why.data(), why.size()) == completion[BH_COMPLETION_SUM];
-      return Error{status, is_whole && !why.empty() ? why : status_text(status)};
+      const std::string why(reinterpret_cast<const char*>(answer.data()), answer.size());
+      return Error{status, why.empty() ? status_text(status) : why};
     }
-    if (bytes != places.left_out + left_out * sizeof(uint32_t))
+    if (bytes != places.left_out + left_out * sizeof(uint32_t) || left_out > blocks)
       return device_lost("gave an answer of another size");
-    std::memcpy(room.first.data(), from, room.first.size());
-    if (!room.second.empty())
-      std::memcpy(room.second.data(), from + places.second, room.second.size());
+    std::copy_n(answer.data(), room.first.size(), room.first.data());
+    std::copy_n(answer.data() + places.second, room.second.size(), room.second.data());
     ndp::BlocksRead read;
     read.bytes = completion[BH_COMPLETION_READ_BYTES];
     for (uint64_t i = 0; i < left_out; ++i) {
       uint32_t block;
-      std::memcpy(&block, from + places.left_out + i * sizeof block, sizeof block);
+      std::memcpy(&block, &answer[places.left_out + i * sizeof block], sizeof block);
+      if (block >= blocks) return device_lost("left out a block that there is not");
       read.left_out.push_back(block);
     }
-    // Its memory may have been given to somebody else, if the device has died since.
-    if (hash64(from, bytes) != completion[BH_COMPLETION_SUM])
-      return device_lost("gave an answer that was overwritten");
     return read;
   }
 
@@ -371,8 +391,9 @@ class QueuePair::Impl {
   std::mutex mutex_;
   Window::Channel channel_;
   uint64_t session_ = 0;
-  uint64_t next_id_;       // no number that an earlier process used on this pair
-  bool was_here_ = false;  // the device, on this machine
+  uint64_t epoch_ = 0;         // how often all commands were given up
+  uint64_t next_id_;           // no number that an earlier process used on this pair
+  uint64_t session_here_ = 0;  // in which the device was on this machine
   std::optional<Area> requests_;
   Pieces request_pieces_, answer_pieces_;
   uint64_t answers_offset_ = 0, answers_bytes_ = 0;  // 0: not attached

@@ -132,6 +132,8 @@ class Pair {
     }
     outcome->sum = hash64(area_->data() + at, outcome->bytes);
     window_.access().publish(area_->offset() + at, outcome->bytes);
+    // What was stored to memory that failed has reached nobody.
+    if (is_lost(area_->offset() + at, outcome->bytes)) return {.status = Status::MEDIA_ERROR};
     return *outcome;
   }
 
@@ -149,8 +151,13 @@ class Pair {
                                places.left_out + left_out_max, answer.size())};
     const auto read = ndp::run(
         request, {answer.first(bytes->first), answer.subspan(places.second, bytes->second)});
-    // Whatever went wrong, a block that did not stay may be why.
+    // Whatever went wrong, a block that did not stay, or whose memory failed, may be why.
     if (auto good = check_blocks(decoded->blocks()); !good) return good.error();
+    for (size_t i = 0; i < decoded->blocks().size(); ++i) {
+      const bh_device_block& block = decoded->blocks()[i];
+      if (is_lost(block.offset, block.stored_bytes))
+        return Error{Status::DAMAGED, fmt::format("block {}: its memory failed", i)};
+    }
     if (!read) return read.error();
     Outcome outcome{.left_out = static_cast<uint32_t>(read->left_out.size()),
                     .bytes = places.left_out + read->left_out.size() * sizeof(uint32_t),
@@ -177,6 +184,7 @@ class Pair {
     window_.access().acquire(at, bytes);
     const std::byte* from = window_.access().payload(at);
     input_.assign(from, from + bytes);
+    if (is_lost(at, bytes)) return Error{Status::MEDIA_ERROR, "the memory of the request failed"};
     auto decoded = DecodedRequest::decode(input_);
     if (!decoded) return decoded;
     if (static_cast<uint64_t>(decoded->request().operation) != command[BH_COMMAND_OPCODE])
@@ -192,6 +200,11 @@ class Pair {
                          reinterpret_cast<const uint8_t*>(window_.access().payload(block.offset)));
     }
     return decoded;
+  }
+
+  /// Memory failed there: what was read may be zeros.
+  bool is_lost(uint64_t offset, uint64_t bytes) const {
+    return window_.access().media_failed() || window_.access().payload_lost(offset, bytes);
   }
 
   Result<void> check_blocks(const std::vector<bh_device_block>& blocks) const {
@@ -236,6 +249,7 @@ class Device::Impl {
         if (pair)
           taken += pair->serve([this](Status status, uint64_t bytes) { note(status, bytes); });
       }
+      if (window_.access().media_failed()) return pool_.explain(Status::MEDIA_ERROR);
       const uint64_t now_ns = clock_ns();
       if (now_ns - looked_ns > kLookNs) {
         look_for_pairs();

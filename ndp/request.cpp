@@ -52,7 +52,7 @@ Result<BlocksRead> find_best(const Request& request, const AnswerRoom& room) {
   auto* hits = reinterpret_cast<Hit*>(room.first.data());
   auto* counts = reinterpret_cast<uint32_t*>(room.second.data());
   for (const std::vector<Hit>& of : found->hits) {
-    std::copy(of.begin(), of.end(), hits);
+    std::fill(std::copy(of.begin(), of.end(), hits), hits + request.k, Hit{});
     hits += request.k;
     *counts++ = static_cast<uint32_t>(of.size());
   }

@@ -51,7 +51,7 @@ Result<AnswerBytes> answer_bytes(const Request& request);
 
 /// Carries it out, in the calling thread. `room` is aligned to 4 bytes. Statuses of the operation;
 /// INVALID_ARGUMENT also: the room has another size than answer_bytes(). After an error the room
-/// holds anything. Hits behind those that were found are not written.
+/// holds anything. Hits behind those that were found are zero.
 Result<BlocksRead> run(const Request& request, const AnswerRoom& room);
 
 }  // namespace bowhead::ndp

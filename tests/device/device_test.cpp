@@ -84,6 +84,9 @@ class DeviceTest : public testing::Test {
     sums.queries.weights = weights_;
     sums.queries.rectified = true;
     all.push_back(sums);
+    Request more = all[3];
+    more.k = 1000;
+    all.push_back(more);
     Request few = all[3];
     few.reading = ndp::Reading::FEWEST_BYTES;
     all.push_back(few);
@@ -262,6 +265,79 @@ TEST_F(DeviceTest, SaysThatTheMediumFailed) {
   ASSERT_TRUE((*pair)->ping());
   break_page(again.pool(), Window::open(again.pool())->commands(0, 0));
   EXPECT_EQ((*pair)->ping().status(), Status::MEDIA_ERROR);
+}
+
+/// Each answer is right, or none, however often the device is started anew under several threads.
+TEST_F(DeviceTest, ComesBackUnderThreads) {
+  LeasedSequence sequence(pool(), "plain", CompressionProfile::NONE, {300, 40, 16});
+  const auto all = requests(sequence);
+  std::vector<Answer> wanted;
+  for (const Request& request : all) {
+    wanted.emplace_back(request);
+    ASSERT_TRUE(ndp::run(request, wanted.back().room()));
+  }
+  const auto pair = QueuePair::open(pool());
+  ASSERT_TRUE(pair);
+  std::atomic<uint32_t> right = 0, wrong = 0, refused = 0;
+  std::atomic<bool> stops = false;
+  std::vector<std::thread> threads;
+  for (size_t t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (size_t i = t; !stops; i += 5) {
+        const size_t which = i % all.size();
+        Answer answer(all[which]);
+        const auto read = (*pair)->run(all[which], answer.room());
+        if (read)
+          ++(answer == wanted[which] ? right : wrong);
+        else if (read.status() != Status::DEVICE_LOST)
+          ++refused;
+      }
+    });
+  }
+  for (int life = 0; life < 40; ++life) {
+    const DeviceThread device(pool_.locator());
+    std::this_thread::sleep_for(std::chrono::milliseconds(5 + life % 7));
+  }
+  {
+    const DeviceThread device(pool_.locator());
+    const uint32_t before = right;
+    while (right < before + 20 && wrong + refused == 0)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    stops = true;
+    for (std::thread& thread : threads) thread.join();
+  }
+  EXPECT_EQ(wrong, 0u);
+  EXPECT_EQ(refused, 0u);
+}
+
+/// Of memory in no whole lines too.
+TEST_F(DeviceTest, TakesARequestThatJustFits) {
+  const DeviceThread device(pool_.locator());
+  LeasedSequence sequence(pool(), "plain", CompressionProfile::NONE, {300});
+  Request request = sequence.request(Operation::GATHER);
+  request.tokens = std::span(tokens_).first(1);
+  const auto pair = QueuePair::open(pool(), {.request_bytes = 192 + 32 + 4, .answer_bytes = 513});
+  ASSERT_TRUE(pair);
+  Answer answer(request);
+  const auto read = (*pair)->run(request, answer.room());
+  EXPECT_TRUE(read) << read.error().message();
+}
+
+TEST_F(DeviceTest, SaysThatTheMemoryOfABlockFailed) {
+  auto handle = Pool::open(pool_.locator(), {.prefault = false}).value();
+  const auto device = Device::make(handle).value();
+  std::atomic<bool> stops = false;
+  std::thread serves([&] { EXPECT_TRUE(device->serve([&] { return stops.load(); })); });
+  const auto pair = QueuePair::open(pool());
+  ASSERT_TRUE(pair);
+  LeasedSequence sequence(pool(), "plain", CompressionProfile::NONE, {300, 40, 16});
+  const Request request = requests(sequence)[3];
+  Answer answer(request);
+  ASSERT_TRUE((*pair)->run(request, answer.room()));
+  fail_memory(handle, sequence.blocks()[1].offset + 4096);
+  EXPECT_EQ((*pair)->run(request, answer.room()).status(), Status::DAMAGED);
+  stops = true;
+  serves.join();
 }
 
 /// A queue pair whose memory cannot hold the request, or the answer.

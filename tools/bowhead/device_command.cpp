@@ -33,10 +33,15 @@ int run_serve(const Arguments& a) {
   print(fmt::format("{}: the device is up\n", a.locator));
   if (const int code = finish_output(kOk); code != kOk) return code;
   // A look for signals is a system call: not each time.
-  uint32_t rounds = 0;
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point looked = Clock::now();
   bool stops = false;
   const auto served = (*device)->serve([&] {
-    if (++rounds % 64 == 0) stops = interruption.came();
+    const Clock::time_point now = Clock::now();
+    if (now - looked > std::chrono::milliseconds(1)) {
+      stops = interruption.came();
+      looked = now;
+    }
     return stops;
   });
   if (!served) return fail(*pool, served.error(), a.locator);

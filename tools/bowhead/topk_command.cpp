@@ -217,7 +217,7 @@ Result<ndp::BlockHits> find(ndp::Engine& engine, const ndp::Request& request) {
   ndp::BlockHits found{{}, std::move(*read)};
   for (size_t i = 0; i < counts.size(); ++i) {
     const auto first = hits.begin() + static_cast<std::ptrdiff_t>(i * request.k);
-    found.hits.emplace_back(first, first + counts[i]);
+    found.hits.emplace_back(first, first + std::min(counts[i], request.k));
   }
   return found;
 }
