@@ -55,9 +55,10 @@ int run_serve(const Arguments& a) {
 int run_ping(const Arguments& a) {
   auto pool = open_pool(a.locator);
   if (!pool) return fail(pool.error(), a.locator);
-  constexpr uint64_t kLittle = 4096;
-  const auto pair =
-      driver::QueuePair::open(*pool, {.request_bytes = kLittle, .answer_bytes = kLittle});
+  // Where several hosts have the pool, only the time limit tells that there is no device.
+  constexpr uint64_t kLittle = 4096, kTimeoutMs = 2000;
+  const auto pair = driver::QueuePair::open(
+      *pool, {.request_bytes = kLittle, .answer_bytes = kLittle, .timeout_ms = kTimeoutMs});
   if (!pair) return fail(*pool, pair.error(), a.locator);
   std::vector<double> times_us;
   for (uint32_t i = 0; i < a.count; ++i) {
