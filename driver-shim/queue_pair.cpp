@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -29,12 +28,6 @@ constexpr size_t kTakenAtOnce = 16;
 /// Waiting rounds between looks whether the device is there: the first one comes before this thread
 /// begins to sleep.
 constexpr uint32_t kLooksForDevice = 128;
-
-uint64_t clock_ns() {
-  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                   std::chrono::steady_clock::now().time_since_epoch())
-                                   .count());
-}
 
 uint64_t lines(uint64_t bytes) {
   return std::max<uint64_t>((bytes + BH_LINE_BYTES - 1) / BH_LINE_BYTES, 1) * BH_LINE_BYTES;
@@ -145,7 +138,7 @@ class QueuePair::Impl {
     if (window_.access().forked()) return Status::FORKED;
     for (uint32_t life = 1;; ++life) {
       auto answer = run_once(request, room, time);
-      // It may have read zeros, and what it stored reached nobody.
+      // Loads may have returned zeros, and stores may be lost.
       if (window_.access().media_failed()) return Status::MEDIA_ERROR;
       if (answer || answer.error().detail != kStartedAnew || life == kLivesMax) return answer;
     }
@@ -239,7 +232,7 @@ class QueuePair::Impl {
     for (uint32_t round = 0;; ++round) {
       if (epoch_ != epoch) return Error{Status::DEVICE_LOST, kStartedAnew};
       if (const auto at = from.take(bytes)) return *at;
-      if (clock_ns() > end_ns) return device_lost("does not answer");
+      if (window_.access().recency_ns() > end_ns) return device_lost("does not answer");
       harvest();
       if (round % kLooksForDevice == kLooksForDevice - 1 && is_gone()) lose(/*unsent=*/true);
       pause(lock, round);
@@ -266,7 +259,7 @@ class QueuePair::Impl {
         pending_.erase(id);
         return device_lost("does not run: start it with `bowhead device serve`");
       }
-      if (clock_ns() > end_ns) {
+      if (window_.access().recency_ns() > end_ns) {
         if (mine.is_sent)
           mine.is_awaited = false;  // P1
         else
@@ -277,9 +270,9 @@ class QueuePair::Impl {
     }
   }
 
-  uint64_t deadline_ns() const {
+  uint64_t deadline_ns() {
     constexpr uint64_t kMostMs = uint64_t{1} << 40;
-    return clock_ns() + std::min(options_.timeout_ms, kMostMs) * 1'000'000;
+    return window_.access().recency_ns() + std::min(options_.timeout_ms, kMostMs) * 1'000'000;
   }
 
   /// The device has ended: of a device on another machine that is never certain.
@@ -316,7 +309,7 @@ class QueuePair::Impl {
     }
   }
 
-  /// Commands that the device of before took: nobody writes to their memory any more.
+  /// Gives up the commands of a device that has ended: it no longer writes to their memory.
   void lose(bool unsent) {
     ++epoch_;
     answers_bytes_ = 0;
@@ -339,7 +332,7 @@ class QueuePair::Impl {
     }
   }
 
-  /// Of a command that nobody waits for.
+  /// Frees a command that timed out.
   void forget(uint64_t id) {
     give_back(pending_[id]);
     pending_.erase(id);
@@ -360,7 +353,7 @@ class QueuePair::Impl {
     if (bytes > room_bytes) return device_lost("gave an answer that has no room");
     window_.access().acquire(at, bytes);
     const std::byte* from = window_.access().payload(at);
-    // A copy: its memory may be given to somebody else, if the device has died since.
+    // A copy: if the device has died, the pool may reuse this memory at any time.
     const std::vector<std::byte> answer(from, from + bytes);
     if (hash64(answer.data(), answer.size()) != completion[BH_COMPLETION_SUM])
       return device_lost("gave an answer that was overwritten");

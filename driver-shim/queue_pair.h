@@ -3,8 +3,8 @@
 // pair, memory for requests, and the area for answers that the device gave it.
 //
 // Invariants, under the mutex
-//   P1 Memory of a command, for its request and its answer, is its own from submission until its
-//      completion came, or the device that took it is known to be gone, whoever waits for it.
+//   P1 The memory of a command, for its request and its answer, is not reused before the command
+//      completes or the device is known to have ended, even if its thread no longer waits.
 //   P2 Each command ends once: by its completion, or DEVICE_LOST when the channel says that the
 //      device began a new session, or no process of this machine is the device any more.
 #pragma once

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -28,12 +27,6 @@ constexpr size_t kTakenAtOnce = 16;
 /// How often pairs without a session are looked at, and whether processes have gone.
 constexpr uint64_t kLookNs = 1'000'000;
 constexpr uint64_t kCleanNs = 1'000'000'000;
-
-uint64_t clock_ns() {
-  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                   std::chrono::steady_clock::now().time_since_epoch())
-                                   .count());
-}
 
 /// What a command led to.
 struct Outcome {
@@ -69,13 +62,13 @@ class Pair {
       completions_.clear();
     }
     for (size_t i = 0; i < taken; ++i) {
-      const uint64_t from_ns = clock_ns();
+      const uint64_t from_ns = window_.access().recency_ns();
       const Outcome outcome = carry_out(commands_[i]);
       count(outcome.status, outcome.read_bytes);
       completions_.push_back(
           {commands_[i][BH_COMMAND_ID],
            static_cast<uint32_t>(outcome.status) | uint64_t{outcome.left_out} << 32, outcome.bytes,
-           outcome.sum, outcome.read_bytes, clock_ns() - from_ns, 0});
+           outcome.sum, outcome.read_bytes, window_.access().recency_ns() - from_ns, 0});
     }
     (void)send();
     return taken;
@@ -151,7 +144,10 @@ class Pair {
                                places.left_out + left_out_max, answer.size())};
     const auto read = ndp::run(
         request, {answer.first(bytes->first), answer.subspan(places.second, bytes->second)});
-    // Whatever went wrong, a block that did not stay, or whose memory failed, may be why.
+    // Whatever went wrong, a block that did not stay, or whose memory failed, may be why. The fence
+    // has headers loaded after all that was read of the blocks: where they are unchanged, so were
+    // the blocks.
+    window_.access().fence();
     if (auto good = check_blocks(decoded->blocks()); !good) return good.error();
     for (size_t i = 0; i < decoded->blocks().size(); ++i) {
       const bh_device_block& block = decoded->blocks()[i];
@@ -242,7 +238,7 @@ class Device::Impl {
   }
 
   Result<void> serve(const std::function<bool()>& stops) {
-    uint64_t looked_ns = 0, cleaned_ns = clock_ns();
+    uint64_t looked_ns = 0, cleaned_ns = window_.access().recency_ns();
     for (uint32_t idle = 0; !stops();) {
       size_t taken = 0;
       for (const auto& pair : pairs_) {
@@ -250,7 +246,7 @@ class Device::Impl {
           taken += pair->serve([this](Status status, uint64_t bytes) { note(status, bytes); });
       }
       if (window_.access().media_failed()) return pool_.explain(Status::MEDIA_ERROR);
-      const uint64_t now_ns = clock_ns();
+      const uint64_t now_ns = window_.access().recency_ns();
       if (now_ns - looked_ns > kLookNs) {
         look_for_pairs();
         looked_ns = now_ns;

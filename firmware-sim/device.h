@@ -8,8 +8,8 @@
 // stamp; their headers are compared before and after they are read, so an answer is about these
 // blocks or is LAPSED.
 //
-// Processes that die leave nothing behind: their pairs' areas are let go. A device that dies loses
-// its commands, which its successor reports by a new session of the channels.
+// When a process dies, the area of its pair is freed. When the device dies, its commands are lost;
+// the next device begins a new session of the channels, which tells the processes.
 #pragma once
 
 #include <cstdint>

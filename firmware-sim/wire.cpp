@@ -88,9 +88,7 @@ Result<std::vector<std::byte>> encode(const ndp::Request& request) {
   std::vector<std::byte> bytes(sizeof head);
   if (auto good = append_blocks(bytes, heads); !good) return good.error();
   if (has_queries(request.operation)) {
-    const uint32_t answers = queries.weights.empty() ? queries.count
-                             : queries.group == 0    ? 1
-                                                     : queries.count / queries.group;
+    const uint32_t answers = queries.answers();
     if (auto good = queries.views.check(answers); !good) return good.error();
     const auto views = views_of(queries.views, answers);
     append(bytes, std::span<const bh_device_view>(views));

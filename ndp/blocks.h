@@ -63,6 +63,12 @@ struct HeadQueries {
   std::span<const float> weights = {};
   uint32_t group = 0;      ///< 0: all queries of a head
   bool rectified = false;  ///< scores below 0 count as 0
+
+  /// For each head.
+  uint32_t answers() const {
+    if (weights.empty()) return count;
+    return group == 0 ? 1 : count / group;
+  }
 };
 
 /// What an operation read.

@@ -28,15 +28,10 @@ class Bytes {
   uint64_t bytes_;
 };
 
-Result<uint64_t> tokens_of_all(std::span<const StoredBlock> blocks) {
+uint64_t tokens_of_all(std::span<const StoredBlock> blocks) {
   uint64_t tokens = 0;
   for (const StoredBlock& block : blocks) tokens += tokens_of(block).value_or(0);
   return tokens;
-}
-
-uint64_t answers(const HeadQueries& queries) {
-  if (queries.weights.empty()) return queries.count;
-  return queries.group == 0 ? 1 : queries.count / queries.group;
 }
 
 Result<BlocksRead> find_best(const Request& request, const AnswerRoom& room) {
@@ -82,14 +77,12 @@ Result<AnswerBytes> answer_bytes(const Request& request) {
   if (heads.blocks.empty()) return Error{Status::INVALID_ARGUMENT, "no blocks: give one or more"};
   const KvLayout& layout = *heads.blocks[0].layout;
   const Bytes floats(sizeof(float));
-  const Bytes of_answers = floats * heads.heads * answers(request.queries);
+  const Bytes of_answers = floats * heads.heads * request.queries.answers();
   Bytes first(0), second(0);
   switch (request.operation) {
-    case Operation::SCORE: {
-      const auto tokens = tokens_of_all(heads.blocks);
-      first = of_answers * *tokens;
+    case Operation::SCORE:
+      first = of_answers * tokens_of_all(heads.blocks);
       break;
-    }
     case Operation::TOP_K:
       first = of_answers * 2 * request.k;
       second = of_answers;
