@@ -47,7 +47,8 @@
   X(36, MEDIUM_FULL, "the medium has no space for a pool of this size")                            \
   X(37, LAYOUT_MISMATCH, "the blocks of this namespace hold tensors of another layout")            \
   X(38, NAMESPACE_GONE, "the namespace was removed; open it again to use its name")                \
-  X(39, DEVICE_LOST, "the device no longer answers; the pool is intact")
+  X(39, DEVICE_LOST, "the device no longer answers; the pool is intact")                           \
+  X(40, TIMED_OUT, "the request took longer than its time limit")
 
 typedef enum bh_status {
 #define BH_STATUS_ENUM(number, name, text) BH_##name = number,

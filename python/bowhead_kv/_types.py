@@ -58,6 +58,7 @@ class Status(IntEnum):
     LAYOUT_MISMATCH = 37
     NAMESPACE_GONE = 38
     DEVICE_LOST = 39
+    TIMED_OUT = 40
 
     @property
     def text(self) -> str:

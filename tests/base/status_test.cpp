@@ -54,6 +54,7 @@ const std::vector<std::pair<int, std::string>> kFrozen = {
     {37, "LAYOUT_MISMATCH"},
     {38, "NAMESPACE_GONE"},
     {39, "DEVICE_LOST"},
+    {40, "TIMED_OUT"},
 };
 
 TEST(Status, NumbersAreFrozen) {

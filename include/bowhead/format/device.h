@@ -23,7 +23,9 @@ enum {
   BH_DEVICE_NOTHING = 64, /* is completed at once */
   BH_DEVICE_ATTACH = 65, /* asks for an area for answers, of as many bytes as the command's room; an
                              area that the pair has already goes */
-  BH_DEVICE_DETACH = 66  /* the device lets go of the area */
+  BH_DEVICE_DETACH = 66, /* the device lets go of the area */
+  BH_DEVICE_CANCEL = 67  /* the command of this pair whose id is in word 2 ends soon, if it has not:
+                            with CANCELLED, or as it would */
 };
 
 /* The words of a command. The eighth is the tag of the channel.
@@ -33,7 +35,7 @@ enum {
  *   3  input bytes
  *   4  where the answer goes in the area of the pair, a multiple of 64
  *   5  room there
- *   6  deadline, in ms from when the device takes the command; 0: none. No device heeds it yet */
+ *   6  deadline, in ms from when the device takes the command; 0: none */
 enum {
   BH_COMMAND_ID = 0,
   BH_COMMAND_OPCODE = 1,
