@@ -6,14 +6,17 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <map>
+#include <deque>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/assert.h"
+#include "base/backoff.h"
 #include "base/checksum.h"
+#include "driver-shim/pieces.h"
 #include "firmware-sim/areas.h"
 #include "firmware-sim/wire.h"
 #include "pool/window.h"
@@ -23,71 +26,28 @@ namespace {
 
 using core::Message;
 using device::Area;
+using ndp::Job;
 
-constexpr size_t kTakenAtOnce = 16;
-/// Waiting rounds between looks whether the device is there: the first one comes before this thread
-/// begins to sleep.
-constexpr uint32_t kLooksForDevice = 128;
+constexpr size_t kAtOnce = 64;  // messages
+constexpr uint64_t kSentenceBytes = 512;
+constexpr uint64_t kNsOfMs = 1'000'000;
+/// How often the lock of the device's place is asked for while something is under way.
+constexpr uint64_t kLookNs = 2 * kNsOfMs;
+constexpr uint32_t kLivesMax = 3;  ///< of the device, that a job is sent to
 
-uint64_t lines(uint64_t bytes) {
-  return std::max<uint64_t>((bytes + BH_LINE_BYTES - 1) / BH_LINE_BYTES, 1) * BH_LINE_BYTES;
-}
-
-/// Pieces of some bytes, in whole lines; the first place that is large enough.
-class Pieces {
- public:
-  void reset(uint64_t bytes) {
-    free_.clear();
-    if (bytes > 0) free_[0] = bytes;
-  }
-  std::optional<uint64_t> take(uint64_t bytes) {
-    bytes = lines(bytes);
-    for (auto it = free_.begin(); it != free_.end(); ++it) {
-      if (it->second < bytes) continue;
-      const auto [at, size] = *it;
-      free_.erase(it);
-      if (size > bytes) free_[at + bytes] = size - bytes;
-      return at;
-    }
-    return std::nullopt;
-  }
-  void give_back(uint64_t at, uint64_t bytes) {
-    bytes = lines(bytes);
-    auto next = free_.lower_bound(at);
-    BOWHEAD_ASSERT(next == free_.end() || at + bytes <= next->first);
-    BOWHEAD_ASSERT(next == free_.begin() || std::prev(next)->first + std::prev(next)->second <= at);
-    if (next != free_.end() && at + bytes == next->first) {
-      bytes += next->second;
-      next = free_.erase(next);
-    }
-    if (next != free_.begin()) {
-      const auto before = std::prev(next);
-      if (before->first + before->second == at) {
-        before->second += bytes;
-        return;
-      }
-    }
-    free_[at] = bytes;
-  }
-
- private:
-  std::map<uint64_t, uint64_t> free_;  // bytes, by where they begin
-};
-
-/// A command that is under way.
-struct Pending {
-  uint64_t request_at = 0, request_bytes = 0;  ///< bytes 0: it has none
-  uint64_t answer_at = 0, answer_bytes = 0;
-  uint64_t epoch = 0;  ///< in which the area of the answer was given
-  bool is_attach = false;
-  bool is_awaited = true;  ///< by the thread that submitted it
+/// What was sent, or is to be sent.
+struct Command {
+  enum class Kind : uint8_t { FREE, JOB, ATTACH, CANCEL, EMPTY };
+  Kind kind = Kind::FREE;
   bool is_sent = false;
-  std::optional<Message> completion;
-  bool is_lost = false;
+  uint32_t lives = 0;  ///< that it was sent to
+  uint64_t number = 0;
+  Job* job = nullptr;  ///< null: nobody waits
+  uint64_t end_ns = 0;
+  uint64_t request_at = 0, request_bytes = 0;
+  uint64_t answer_at = 0, answer_bytes = 0;
+  ndp::AnswerBytes parts;
 };
-
-constexpr const char* kStartedAnew = "the device was started anew; the pool is intact";
-constexpr uint32_t kLivesMax = 3;  ///< of the device, that a request is sent to
 
 Error device_lost(const char* why) {
   return {Status::DEVICE_LOST, fmt::format("the device {}; the pool is intact", why)};
@@ -100,16 +60,16 @@ class QueuePair::Impl {
   Impl(Pool& pool, Window window, uint32_t pair, const QueuePairOptions& options)
       : window_(std::move(window)),
         areas_(pool, "requests"),
-        pair_(pair),
-        options_{lines(options.request_bytes), lines(options.answer_bytes), options.timeout_ms},
+        options_{Pieces::lines(options.request_bytes), Pieces::lines(options.answer_bytes),
+                 options.timeout_ms},
         channel_(window_.access(), window_.commands(window_.host(), pair),
                  window_.completions(window_.host(), pair), BH_DEVICE_QUEUE_BYTES),
-        next_id_(window_.access().random()) {}
+        next_serial_(window_.access().random() >> (2 * kIndexBits)) {}
   ~Impl() {
     // In a forked child it is the parent's, whose thread may hold the mutex.
     if (window_.access().forked()) return;
     const std::lock_guard lock(mutex_);
-    if (answers_bytes_ > 0) (void)channel_.send(Message{next_id_++, BH_DEVICE_DETACH});
+    if (is_attached_) (void)channel_.send(Message{0, BH_DEVICE_DETACH});
     // The memory for requests goes: the device reads what it finds there, and believes nothing.
   }
 
@@ -124,155 +84,197 @@ class QueuePair::Impl {
     return {};
   }
 
-  Result<void> ping() {
+  void submit(std::span<Job> jobs) {
+    for (Job& job : jobs) job.answer.reset();
+    if (window_.access().forked()) {
+      for (Job& job : jobs) job.answer = Status::FORKED;
+      return;
+    }
+    const std::lock_guard lock(mutex_);
+    for (Job& job : jobs) enqueue(job);
+    progress();
+  }
+
+  bool poll(Job& job) {
+    if (window_.access().forked()) return true;
+    const std::lock_guard lock(mutex_);
+    if (job.answer) return true;
+    end_if_late(job, progress());
+    return job.answer.has_value();
+  }
+
+  void wait(Job& job) {
+    for (Backoff backoff; !poll(job);) backoff.pause();
+  }
+
+  void cancel(Job& job) {
+    if (window_.access().forked()) return;
+    const std::lock_guard lock(mutex_);
+    if (job.answer) return;
+    Command& command = of(job);
+    if (!command.is_sent) {
+      finish(command, Status::CANCELLED);
+      return;
+    }
+    cancels_.push_back(command.number);
+    progress();
+  }
+
+  Result<void> ping(uint64_t count, uint64_t depth) {
     if (window_.access().forked()) return Status::FORKED;
     std::unique_lock lock(mutex_);
-    const auto done = carry_out(lock, Message{0, BH_DEVICE_NOTHING}, {});
-    if (window_.access().media_failed()) return Status::MEDIA_ERROR;
-    return done ? Result<void>{} : done.error();
-  }
-
-  /// Requests change nothing: one that a device took which was started anew since is asked again.
-  Result<ndp::BlocksRead> run(const ndp::Request& request, const ndp::AnswerRoom& room,
-                              DeviceTime& time) {
-    if (window_.access().forked()) return Status::FORKED;
-    for (uint32_t life = 1;; ++life) {
-      auto answer = run_once(request, room, time);
-      // Loads may have returned zeros, and stores may be lost.
-      if (window_.access().media_failed()) return Status::MEDIA_ERROR;
-      if (answer || answer.error().detail != kStartedAnew || life == kLivesMax) return answer;
-    }
-  }
-
-  Result<ndp::BlocksRead> run_once(const ndp::Request& request, const ndp::AnswerRoom& room,
-                                   DeviceTime& time) {
-    const auto bytes = device::encode(request);
-    if (!bytes) return bytes.error();
-    const auto answer_bytes = ndp::answer_bytes(request);
-    if (!answer_bytes) return answer_bytes.error();
-    if (room.first.size() != answer_bytes->first || room.second.size() != answer_bytes->second)
-      return Error{
-          Status::INVALID_ARGUMENT,
-          fmt::format("room of {} and {} bytes for an answer of {} and {}", room.first.size(),
-                      room.second.size(), answer_bytes->first, answer_bytes->second)};
-    const device::AnswerPlaces places(*answer_bytes);
-    std::unique_lock lock(mutex_);
-    if (auto good = attach(lock); !good) return good.error();
-    Pending command;
-    command.request_bytes = bytes->size();
-    command.answer_bytes = std::max<uint64_t>(
-        places.left_out + request.heads.blocks.size() * sizeof(uint32_t), kSentenceBytes);
-    const auto request_at =
-        take(lock, request_pieces_, command.request_bytes, requests_->bytes(), "request");
-    if (!request_at) return request_at.error();
-    command.request_at = *request_at;
-    const auto answer_at =
-        take(lock, answer_pieces_, command.answer_bytes, answers_bytes_, "answer");
-    if (!answer_at) {
-      request_pieces_.give_back(command.request_at, command.request_bytes);
-      return answer_at.error();
-    }
-    command.answer_at = *answer_at;
-    command.epoch = epoch_;
-    std::memcpy(requests_->data() + command.request_at, bytes->data(), bytes->size());
-    window_.access().publish(requests_->offset() + command.request_at, bytes->size());
-    const uint64_t answers_offset = answers_offset_;
-    const auto done =
-        carry_out(lock,
-                  Message{0, static_cast<uint64_t>(request.operation),
-                          requests_->offset() + command.request_at, command.request_bytes,
-                          command.answer_at, command.answer_bytes, 0},
-                  command);
-    if (!done) return done.error();
-    time = {(*done)[BH_COMPLETION_TIME_NS], (*done)[BH_COMPLETION_MODELLED_NS]};
-    auto answer = take_answer(*done, answers_offset + command.answer_at, command.answer_bytes,
-                              places, room, request.heads.blocks.size());
-    give_back(command);
-    return answer;
-  }
-
- private:
-  static constexpr uint64_t kSentenceBytes = 512;
-  using Lock = std::unique_lock<std::mutex>;
-
-  /// Has an area for answers of the present device.
-  Result<void> attach(Lock& lock) {
-    harvest();  // a device that was started anew has given no area yet
-    while (answers_bytes_ == 0) {
-      if (is_attaching_) {  // another thread does
-        pause(lock, 0);
-        continue;
+    Backoff backoff;
+    while (empty_ != nullptr) pause(lock, backoff);  // another thread's
+    Empty empty{count, depth, deadline_ns(0), next_serial_};
+    empty_ = &empty;
+    while (empty.done < count && !empty.is_lost) {
+      const uint64_t before = empty.done;
+      const uint64_t now_ns = progress();
+      if (empty.done != before) {
+        empty.end_ns = now_ns + limit_ns(0);
+        backoff.reset();
+      } else if (now_ns > empty.end_ns) {
+        break;
+      } else {
+        pause(lock, backoff);
       }
-      is_attaching_ = true;
-      Message command{0, BH_DEVICE_ATTACH};
-      command[BH_COMMAND_ROOM] = options_.answer_bytes;
-      const auto done = carry_out(lock, command, Pending{.is_attach = true});
-      is_attaching_ = false;
-      if (!done) return done.error();
-      const auto status = static_cast<Status>((*done)[BH_COMPLETION_STATUS] & UINT32_MAX);
-      if (status != Status::OK)
-        return Error{status, fmt::format("the device has no area of {} bytes for answers: {}",
-                                         options_.answer_bytes, status_text(status))};
-      if (!window_.is_payload((*done)[BH_COMPLETION_BYTES], options_.answer_bytes))
-        return device_lost("gave an area that is not in the pool");
-      answers_offset_ = (*done)[BH_COMPLETION_BYTES];
-      answers_bytes_ = options_.answer_bytes;
-      answer_pieces_.reset(answers_bytes_);
     }
+    empty_ = nullptr;
+    if (window_.access().media_failed()) return Status::MEDIA_ERROR;
+    if (empty.is_lost) return device_gone();
+    if (empty.done < count) return device_lost("does not answer");
     return {};
   }
 
-  /// Waits for memory that other commands have.
-  Result<uint64_t> take(Lock& lock, Pieces& from, uint64_t bytes, uint64_t all, const char* what) {
-    const uint64_t epoch = epoch_, end_ns = deadline_ns();
-    if (lines(bytes) > all)
-      return Error{
-          Status::LIMIT_REACHED,
-          fmt::format("the {} takes {} bytes: this queue pair has room for {}", what, bytes, all)};
-    for (uint32_t round = 0;; ++round) {
-      if (epoch_ != epoch) return Error{Status::DEVICE_LOST, kStartedAnew};
-      if (const auto at = from.take(bytes)) return *at;
-      if (window_.access().recency_ns() > end_ns) return device_lost("does not answer");
-      harvest();
-      if (round % kLooksForDevice == kLooksForDevice - 1 && is_gone()) lose(/*unsent=*/true);
-      pause(lock, round);
-    }
-  }
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+  static constexpr uint32_t kIndexBits = 20;  // of a number; the others count commands
 
-  /// Submits a command and waits for its completion.
-  Result<Message> carry_out(Lock& lock, Message command, const Pending& pending) {
-    const uint64_t id = command[BH_COMMAND_ID] = next_id_++;
-    const uint64_t end_ns = deadline_ns();
-    pending_[id] = pending;
-    for (uint32_t round = 0;; ++round) {
-      harvest();
-      Pending& mine = pending_[id];
-      if (!mine.is_sent && !mine.is_lost) mine.is_sent = channel_.send(command);
-      if (mine.completion || mine.is_lost) {
-        const std::optional<Message> completion = mine.completion;
-        pending_.erase(id);
-        if (!completion) return Error{Status::DEVICE_LOST, kStartedAnew};
-        return *completion;
-      }
-      if (round % kLooksForDevice == kLooksForDevice - 1 && is_gone()) {
-        lose(/*unsent=*/true);
-        pending_.erase(id);
-        return device_lost("does not run: start it with `bowhead device serve`");
-      }
-      if (window_.access().recency_ns() > end_ns) {
-        if (mine.is_sent)
-          mine.is_awaited = false;  // P1
-        else
-          forget(id);
-        return device_lost("does not answer");
-      }
-      pause(lock, round);
-    }
-  }
+  /// Empty commands that a thread wants.
+  struct Empty {
+    uint64_t count, depth, end_ns, first_serial;
+    uint64_t sent = 0, done = 0;
+    bool is_lost = false;
+  };
 
-  uint64_t deadline_ns() {
+  static Error device_gone() {
+    return device_lost("does not run: start it with `bowhead device serve`");
+  }
+  static size_t index_of(uint64_t number) { return number & ((1u << kIndexBits) - 1); }
+
+  uint64_t limit_ns(uint64_t limit_ms) const {
     constexpr uint64_t kMostMs = uint64_t{1} << 40;
-    return window_.access().recency_ns() + std::min(options_.timeout_ms, kMostMs) * 1'000'000;
+    return std::min(limit_ms == 0 ? options_.timeout_ms : limit_ms, kMostMs) * kNsOfMs;
+  }
+  uint64_t deadline_ns(uint64_t limit_ms) {
+    return window_.access().recency_ns() + limit_ns(limit_ms);
+  }
+
+  /// Lets other threads go on.
+  static void pause(Lock& lock, Backoff& backoff) {
+    lock.unlock();
+    backoff.pause();
+    lock.lock();
+  }
+
+  // ---- commands ----
+
+  Command& add(Command::Kind kind) {
+    size_t index = commands_.size();
+    if (free_.empty()) {
+      BOWHEAD_ASSERT(index < (1u << kIndexBits));
+      commands_.emplace_back();
+    } else {
+      index = free_.back();
+      free_.pop_back();
+    }
+    Command& command = commands_[index];
+    command = Command{};
+    command.kind = kind;
+    command.number = next_number(index);
+    return command;
+  }
+  uint64_t next_number(size_t index) { return next_serial_++ << kIndexBits | index; }
+
+  /// Of a job that is not done.
+  Command& of(const Job& job) {
+    Command& command = commands_[index_of(job.ticket)];
+    BOWHEAD_ASSERT(command.number == job.ticket && command.job == &job);
+    return command;
+  }
+
+  void give_back_memory(Command& command) {
+    if (command.request_bytes == 0) return;
+    request_pieces_.give_back(command.request_at, command.request_bytes);
+    if (is_attached_) answer_pieces_.give_back(command.answer_at, command.answer_bytes);
+    command.request_bytes = 0;
+  }
+
+  void remove(Command& command) {
+    give_back_memory(command);
+    free_.push_back(static_cast<uint32_t>(index_of(command.number)));
+    command = Command{};
+  }
+
+  void finish(Command& command, Result<ndp::BlocksRead> answer) {
+    // Loads may have returned zeros, and stores may be lost.
+    if (window_.access().media_failed()) answer = Status::MEDIA_ERROR;
+    command.job->answer = std::move(answer);
+    if (!command.is_sent) std::erase(waiting_, static_cast<uint32_t>(index_of(command.number)));
+    remove(command);
+  }
+
+  void enqueue(Job& job) {
+    const auto parts = ndp::answer_bytes(job.request);
+    if (!parts) {
+      job.answer = parts.error();
+    } else if (job.room.first.size() != parts->first || job.room.second.size() != parts->second) {
+      job.answer = Error{
+          Status::INVALID_ARGUMENT,
+          fmt::format("room of {} and {} bytes for an answer of {} and {}", job.room.first.size(),
+                      job.room.second.size(), parts->first, parts->second)};
+    } else {
+      Command& command = add(Command::Kind::JOB);
+      command.job = &job;
+      command.parts = *parts;
+      command.end_ns = deadline_ns(job.time_limit_ms);
+      command.answer_bytes =
+          std::max<uint64_t>(device::AnswerPlaces(*parts).left_out +
+                                 job.request.heads.blocks.size() * sizeof(uint32_t),
+                             kSentenceBytes);
+      job.ticket = command.number;
+      waiting_.push_back(static_cast<uint32_t>(index_of(command.number)));
+    }
+  }
+
+  /// Its memory stays with the command until that completes (P1).
+  void end_if_late(Job& job, uint64_t now_ns) {
+    if (job.answer) return;
+    Command& command = of(job);
+    if (now_ns <= command.end_ns) return;
+    const Error late =
+        job.time_limit_ms == 0 ? device_lost("does not answer") : Error{Status::TIMED_OUT, {}};
+    if (!command.is_sent) {
+      finish(command, late);
+      return;
+    }
+    job.answer = late;
+    command.job = nullptr;
+    if (job.time_limit_ms == 0) cancels_.push_back(command.number);
+  }
+
+  // ---- both ways ----
+
+  /// Returns the time.
+  uint64_t progress() {
+    harvest();
+    const uint64_t now_ns = window_.access().recency_ns();
+    if (now_ns - looked_ns_ > kLookNs) {
+      looked_ns_ = now_ns;
+      if (is_gone()) give_up();
+    }
+    send_waiting();
+    return now_ns;
   }
 
   /// The device has ended: of a device on another machine that is never certain.
@@ -285,91 +287,221 @@ class QueuePair::Impl {
     return window_.hosts() == 1 || (session_here_ != 0 && session_here_ == session_);
   }
 
-  /// Lets other threads go on.
-  void pause(Lock& lock, uint32_t round) {
-    lock.unlock();
-    window_.access().relax(round);
-    lock.lock();
+  /// No device runs.
+  void give_up() {
+    lose();
+    while (!waiting_.empty()) finish(commands_[waiting_.front()], device_gone());
+    if (empty_ != nullptr) empty_->is_lost = true;
+  }
+
+  /// Commands of a device that has ended: it no longer writes to their memory. Requests change
+  /// nothing: the next one is asked again.
+  void lose() {
+    is_attached_ = false;
+    answer_pieces_.reset(0);
+    cancels_.clear();
+    is_attaching_ = false;
+    std::deque<uint32_t> again;
+    for (uint32_t i = 0; i < commands_.size(); ++i) {
+      Command& command = commands_[i];
+      if (command.kind == Command::Kind::FREE || !command.is_sent) continue;
+      if (command.job == nullptr) {
+        remove(command);
+      } else if (command.lives >= kLivesMax) {
+        finish(command, device_lost("was started anew again and again"));
+      } else {
+        give_back_memory(command);
+        command.is_sent = false;
+        command.number = next_number(i);  // the next device may carry out both (P3)
+        command.job->ticket = command.number;
+        again.push_back(i);
+      }
+    }
+    waiting_.insert(waiting_.begin(), again.begin(), again.end());
+    if (empty_ != nullptr) empty_->sent = empty_->done;
   }
 
   void harvest() {
-    std::array<Message, kTakenAtOnce> some;
+    std::array<Message, kAtOnce> some;
     const size_t taken = channel_.poll(some);
     if (channel_.peer_session() != session_) {
       session_ = channel_.peer_session();
-      lose(/*unsent=*/false);
+      lose();
     }
-    for (size_t i = 0; i < taken; ++i) {
-      const auto it = pending_.find(some[i][BH_COMPLETION_ID]);
-      // It comes a second time, or after the device that took it was given up, or is nonsense: what
-      // its memory holds by now is not known (P1).
-      if (it == pending_.end() || it->second.is_lost || it->second.completion) continue;
-      it->second.completion = some[i];
-      if (!it->second.is_awaited) forget(it->first);
+    for (size_t i = 0; i < taken; ++i) complete(some[i]);
+  }
+
+  void complete(const Message& completion) {
+    const uint64_t number = completion[BH_COMPLETION_ID];
+    const size_t index = index_of(number);
+    if (index >= commands_.size()) return;
+    Command& command = commands_[index];
+    // It comes a second time, or after the device that took it was given up, or is nonsense (P3).
+    if (command.kind == Command::Kind::FREE || command.number != number || !command.is_sent) return;
+    switch (command.kind) {
+      case Command::Kind::EMPTY:
+        if (empty_ != nullptr && number >> kIndexBits >= empty_->first_serial) ++empty_->done;
+        break;
+      case Command::Kind::ATTACH:
+        attached(completion);
+        break;
+      case Command::Kind::JOB:
+        if (command.job == nullptr) break;
+        command.job->device_ns = completion[BH_COMPLETION_TIME_NS];
+        command.job->modelled_ns = completion[BH_COMPLETION_MODELLED_NS];
+        finish(command, take_answer(completion, command));
+        return;
+      default:
+        break;
+    }
+    remove(command);
+  }
+
+  // ---- to the device ----
+
+  void send_waiting() {
+    std::array<Message, kAtOnce> some;
+    for (;;) {
+      const size_t room = std::min<uint64_t>(channel_.free_slots(), some.size());
+      size_t count = 0;
+      while (count < room && next_message(some[count])) ++count;
+      if (count == 0) return;
+      const size_t sent = channel_.send({some.data(), count});
+      BOWHEAD_ASSERT(sent == count);  // this is the one thread that sends
+      if (count < some.size()) return;
     }
   }
 
-  /// Gives up the commands of a device that has ended: it no longer writes to their memory.
-  void lose(bool unsent) {
-    ++epoch_;
-    answers_bytes_ = 0;
-    answer_pieces_.reset(0);
-    for (auto it = pending_.begin(); it != pending_.end();) {
-      Pending& command = it->second;
-      // One that needs the old area would be answered there; ATTACH goes to whichever there is.
-      const bool needs_area = command.request_bytes > 0;
-      if (command.is_attach && command.completion) {  // an area of the device of before
-        command.completion.reset();
-        command.is_lost = true;
-      }
-      if (command.is_lost || command.completion || !(command.is_sent || unsent || needs_area)) {
-        ++it;
+  bool next_message(Message& message) {
+    if (!cancels_.empty()) {
+      Command& command = add(Command::Kind::CANCEL);
+      command.is_sent = true;
+      message = {command.number, BH_DEVICE_CANCEL, cancels_.front()};
+      cancels_.pop_front();
+      return true;
+    }
+    if (!waiting_.empty()) return next_job(message);
+    if (empty_ != nullptr && empty_->sent < empty_->count &&
+        empty_->sent - empty_->done < empty_->depth) {
+      Command& command = add(Command::Kind::EMPTY);
+      command.is_sent = true;
+      ++empty_->sent;
+      message = {command.number, BH_DEVICE_NOTHING};
+      return true;
+    }
+    return false;
+  }
+
+  /// That of the first job that waits, or of what it needs. Those without room are refused, and
+  /// those for which there is none now keep the others waiting.
+  bool next_job(Message& message) {
+    while (!waiting_.empty()) {
+      if (!is_attached_) return attach(message);
+      Command& command = commands_[waiting_.front()];
+      const auto bytes = device::encode(command.job->request);
+      if (!bytes) {
+        finish(command, bytes.error());
         continue;
       }
-      command.is_lost = true;
-      give_back(command);
-      it = command.is_awaited ? std::next(it) : pending_.erase(it);
+      if (auto room = check_room(bytes->size(), command.answer_bytes); !room) {
+        finish(command, room.error());
+        continue;
+      }
+      const auto request_at = request_pieces_.take(bytes->size());
+      if (!request_at) return false;
+      const auto answer_at = answer_pieces_.take(command.answer_bytes);
+      if (!answer_at) {
+        request_pieces_.give_back(*request_at, bytes->size());
+        return false;
+      }
+      command.request_at = *request_at;
+      command.request_bytes = bytes->size();
+      command.answer_at = *answer_at;
+      std::memcpy(requests_->data() + *request_at, bytes->data(), bytes->size());
+      window_.access().publish(requests_->offset() + *request_at, bytes->size());
+      waiting_.pop_front();
+      command.is_sent = true;
+      ++command.lives;
+      message = {command.number,
+                 static_cast<uint64_t>(command.job->request.operation),
+                 requests_->offset() + *request_at,
+                 command.request_bytes,
+                 *answer_at,
+                 command.answer_bytes,
+                 command.job->time_limit_ms};
+      return true;
     }
+    return false;
   }
 
-  /// Frees a command that timed out.
-  void forget(uint64_t id) {
-    give_back(pending_[id]);
-    pending_.erase(id);
-  }
-  void give_back(const Pending& command) {
-    if (command.request_bytes == 0) return;
-    request_pieces_.give_back(command.request_at, command.request_bytes);
-    if (command.epoch == epoch_ && answers_bytes_ > 0)
-      answer_pieces_.give_back(command.answer_at, command.answer_bytes);
+  Result<void> check_room(uint64_t request_bytes, uint64_t answer_bytes) const {
+    const auto refuse = [](const char* which, uint64_t bytes, uint64_t room) {
+      return Error{Status::LIMIT_REACHED,
+                   fmt::format("the {} takes {} bytes: this queue pair has room for {}", which,
+                               bytes, room)};
+    };
+    if (Pieces::lines(request_bytes) > requests_->bytes())
+      return refuse("request", request_bytes, requests_->bytes());
+    if (Pieces::lines(answer_bytes) > options_.answer_bytes)
+      return refuse("answer", answer_bytes, options_.answer_bytes);
+    return {};
   }
 
-  Result<ndp::BlocksRead> take_answer(const Message& completion, uint64_t at, uint64_t room_bytes,
-                                      const device::AnswerPlaces& places,
-                                      const ndp::AnswerRoom& room, size_t blocks) {
+  bool attach(Message& message) {
+    if (is_attaching_) return false;
+    is_attaching_ = true;
+    Command& command = add(Command::Kind::ATTACH);
+    command.is_sent = true;
+    message = {command.number, BH_DEVICE_ATTACH};
+    message[BH_COMMAND_ROOM] = options_.answer_bytes;
+    return true;
+  }
+
+  void attached(const Message& completion) {
+    is_attaching_ = false;
+    const auto status = static_cast<Status>(completion[BH_COMPLETION_STATUS] & UINT32_MAX);
+    answers_offset_ = completion[BH_COMPLETION_BYTES];
+    std::optional<Error> why;
+    if (status != Status::OK)
+      why = Error{status, fmt::format("the device has no area of {} bytes for answers: {}",
+                                      options_.answer_bytes, status_text(status))};
+    else if (!window_.is_payload(answers_offset_, options_.answer_bytes))
+      why = device_lost("gave an area that is not in the pool");
+    is_attached_ = !why;
+    if (is_attached_) answer_pieces_.reset(options_.answer_bytes);
+    while (why && !waiting_.empty()) finish(commands_[waiting_.front()], *why);
+  }
+
+  // ---- from the device ----
+
+  Result<ndp::BlocksRead> take_answer(const Message& completion, const Command& command) {
     const uint64_t bytes = completion[BH_COMPLETION_BYTES];
+    const uint64_t at = answers_offset_ + command.answer_at;
     const auto status = static_cast<Status>(completion[BH_COMPLETION_STATUS] & UINT32_MAX);
     const uint64_t left_out = completion[BH_COMPLETION_STATUS] >> 32;
-    if (bytes > room_bytes) return device_lost("gave an answer that has no room");
+    const size_t blocks = command.job->request.heads.blocks.size();
+    const ndp::AnswerRoom& room = command.job->room;
+    const device::AnswerPlaces places(command.parts);
+    if (bytes > command.answer_bytes) return device_lost("gave an answer that has no room");
     window_.access().acquire(at, bytes);
     const std::byte* from = window_.access().payload(at);
     // A copy: if the device has died, the pool may reuse this memory at any time.
-    const std::vector<std::byte> answer(from, from + bytes);
-    if (hash64(answer.data(), answer.size()) != completion[BH_COMPLETION_SUM])
+    answer_.assign(from, from + bytes);
+    if (hash64(answer_.data(), answer_.size()) != completion[BH_COMPLETION_SUM])
       return device_lost("gave an answer that was overwritten");
     if (status != Status::OK) {
-      const std::string why(reinterpret_cast<const char*>(answer.data()), answer.size());
+      const std::string why(reinterpret_cast<const char*>(answer_.data()), answer_.size());
       return Error{status, why.empty() ? status_text(status) : why};
     }
     if (bytes != places.left_out + left_out * sizeof(uint32_t) || left_out > blocks)
       return device_lost("gave an answer of another size");
-    std::copy_n(answer.data(), room.first.size(), room.first.data());
-    std::copy_n(answer.data() + places.second, room.second.size(), room.second.data());
+    std::copy_n(answer_.data(), room.first.size(), room.first.data());
+    std::copy_n(answer_.data() + places.second, room.second.size(), room.second.data());
     ndp::BlocksRead read;
     read.bytes = completion[BH_COMPLETION_READ_BYTES];
     for (uint64_t i = 0; i < left_out; ++i) {
       uint32_t block;
-      std::memcpy(&block, &answer[places.left_out + i * sizeof block], sizeof block);
+      std::memcpy(&block, &answer_[places.left_out + i * sizeof block], sizeof block);
       if (block >= blocks) return device_lost("left out a block that there is not");
       read.left_out.push_back(block);
     }
@@ -378,20 +510,24 @@ class QueuePair::Impl {
 
   Window window_;
   device::Areas areas_;
-  const uint32_t pair_;
   const QueuePairOptions options_;
 
   std::mutex mutex_;
   Window::Channel channel_;
   uint64_t session_ = 0;
-  uint64_t epoch_ = 0;         // how often all commands were given up
-  uint64_t next_id_;           // no number that an earlier process used on this pair
   uint64_t session_here_ = 0;  // in which the device was on this machine
+  uint64_t looked_ns_ = 0;     // when the lock of the device's place was asked for
   std::optional<Area> requests_;
   Pieces request_pieces_, answer_pieces_;
-  uint64_t answers_offset_ = 0, answers_bytes_ = 0;  // 0: not attached
-  bool is_attaching_ = false;
-  std::map<uint64_t, Pending> pending_;
+  uint64_t answers_offset_ = 0;
+  bool is_attached_ = false, is_attaching_ = false;
+  uint64_t next_serial_;
+  std::deque<Command> commands_;
+  std::vector<uint32_t> free_;    // of them
+  std::deque<uint32_t> waiting_;  // of them: jobs to be sent
+  std::deque<uint64_t> cancels_;  // numbers of commands
+  Empty* empty_ = nullptr;        // of the thread that pings
+  std::vector<std::byte> answer_;
 };
 
 QueuePair::QueuePair(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -407,14 +543,10 @@ Result<std::unique_ptr<QueuePair>> QueuePair::open(Pool& pool, const QueuePairOp
   return std::unique_ptr<QueuePair>(new QueuePair(std::move(impl)));
 }
 
-Result<ndp::BlocksRead> QueuePair::run(const ndp::Request& request, const ndp::AnswerRoom& room) {
-  DeviceTime time;
-  return impl_->run(request, room, time);
-}
-Result<ndp::BlocksRead> QueuePair::run(const ndp::Request& request, const ndp::AnswerRoom& room,
-                                       DeviceTime& time) {
-  return impl_->run(request, room, time);
-}
-Result<void> QueuePair::ping() { return impl_->ping(); }
+void QueuePair::submit(std::span<Job> jobs) { impl_->submit(jobs); }
+bool QueuePair::poll(Job& job) { return impl_->poll(job); }
+void QueuePair::wait(Job& job) { impl_->wait(job); }
+void QueuePair::cancel(Job& job) { impl_->cancel(job); }
+Result<void> QueuePair::ping(uint64_t count, uint64_t depth) { return impl_->ping(count, depth); }
 
 }  // namespace bowhead::driver

@@ -2,11 +2,15 @@
 // QueuePair: how a process asks the device of a pool (firmware-sim/device.h). It holds one queue
 // pair, memory for requests, and the area for answers that the device gave it.
 //
+// It has no thread: jobs make progress when a thread submits, polls or waits.
+//
 // Invariants, under the mutex
 //   P1 The memory of a command, for its request and its answer, is not reused before the command
-//      completes or the device is known to have ended, even if its thread no longer waits.
-//   P2 Each command ends once: by its completion, or DEVICE_LOST when the channel says that the
-//      device began a new session, or no process of this machine is the device any more.
+//      completes or the device is known to have ended, even if nobody waits any more.
+//   P2 Each job ends once: by its completion, by its time limit, or with DEVICE_LOST, when no
+//      process of this machine is the device any more, or it was started anew again and again.
+//   P3 A completion counts for the command that has its number and was sent in the present session
+//      of the device. No number is used twice, nor by an earlier process of this pair.
 #pragma once
 
 #include <cstdint>
@@ -21,18 +25,13 @@ namespace bowhead::driver {
 struct QueuePairOptions {
   uint64_t request_bytes = uint64_t{1} << 20;  ///< memory for requests that are under way
   uint64_t answer_bytes = uint64_t{4} << 20;   ///< likewise for their answers
-  uint64_t timeout_ms = 10'000;                ///< of a request: then it is DEVICE_LOST
+  uint64_t timeout_ms = 10'000;                ///< of a job without a time limit: then DEVICE_LOST
 };
 
-/// What a request cost, as the device says.
-struct DeviceTime {
-  uint64_t device_ns = 0;
-  uint64_t modelled_ns = 0;  ///< of the modelled device; 0: there is no model
-};
-
-/// Thread-safe.
+/// Thread-safe. All jobs are done before it goes.
 class QueuePair final : public ndp::Engine {
  public:
+  using Engine::submit;
   /// The pool must outlive it. A device need not run yet. Returns LIMIT_REACHED (all queue pairs of
   /// this host are taken), NOT_SUPPORTED (a pool of an earlier version), READ_ONLY, and statuses of
   /// Pool::reserve().
@@ -40,14 +39,16 @@ class QueuePair final : public ndp::Engine {
   ~QueuePair() override;
 
   const char* name() const override { return "device"; }
-  /// FORKED: it is the parent's; MEDIA_ERROR: the pool's medium failed.
-  Result<ndp::BlocksRead> run(const ndp::Request& request, const ndp::AnswerRoom& room) override;
-  /// The same, with the time that it took.
-  Result<ndp::BlocksRead> run(const ndp::Request& request, const ndp::AnswerRoom& room,
-                              DeviceTime& time);
-  /// The empty command: how long a command takes without its work. DEVICE_LOST, FORKED,
-  /// MEDIA_ERROR.
-  Result<void> ping();
+  /// Outcomes also: FORKED: it is the parent's; MEDIA_ERROR: the pool's medium failed. Jobs for
+  /// which there is no room yet wait their turn.
+  void submit(std::span<ndp::Job> jobs) override;
+  bool poll(ndp::Job& job) override;
+  void wait(ndp::Job& job) override;
+  void cancel(ndp::Job& job) override;
+
+  /// Sends so many empty commands, `depth` of them under way at a time, and waits for all: how long
+  /// a command takes without its work. DEVICE_LOST, FORKED, MEDIA_ERROR.
+  Result<void> ping(uint64_t count = 1, uint64_t depth = 1);
 
  private:
   class Impl;

@@ -1,235 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "firmware-sim/device.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <array>
 #include <atomic>
-#include <cstring>
-#include <optional>
-#include <string>
+#include <mutex>
+#include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
-#include "base/checksum.h"
-#include "firmware-sim/areas.h"
-#include "firmware-sim/wire.h"
-#include "pool/window.h"
+#include "base/backoff.h"
+#include "firmware-sim/pair.h"
 
 namespace bowhead::device {
 namespace {
 
 using core::Message;
 
-constexpr uint64_t kAreaBytesMax = uint64_t{1} << 30;
-constexpr size_t kTakenAtOnce = 16;
 /// How often pairs without a session are looked at, and whether processes have gone.
 constexpr uint64_t kLookNs = 1'000'000;
 constexpr uint64_t kCleanNs = 1'000'000'000;
 
-/// What a command led to.
-struct Outcome {
-  Status status = Status::OK;
-  uint32_t left_out = 0;
-  uint64_t bytes = 0, sum = 0, read_bytes = 0;
-};
-
 }  // namespace
-
-/// A queue pair that some process has used since the device began.
-class Pair {
- public:
-  Pair(Window& window, Areas& areas, uint32_t host, uint32_t number)
-      : window_(window),
-        areas_(areas),
-        host_(host),
-        number_(number),
-        channel_(window.access(), window.completions(host, number), window.commands(host, number),
-                 BH_DEVICE_QUEUE_BYTES) {
-    channel_.open();
-  }
-
-  /// Takes some commands and answers them; returns how many. `count` gets what they did.
-  template <class Count>
-  size_t serve(const Count& count) {
-    // Until its process has taken completions.
-    if (!send() && completions_.size() >= kTakenAtOnce) return 0;
-    const size_t taken = channel_.poll(commands_);
-    if (channel_.peer_session() != session_) {
-      session_ = channel_.peer_session();  // another process: nothing is pending
-      area_.reset();
-      completions_.clear();
-    }
-    for (size_t i = 0; i < taken; ++i) {
-      const uint64_t from_ns = window_.access().recency_ns();
-      const Outcome outcome = carry_out(commands_[i]);
-      count(outcome.status, outcome.read_bytes);
-      completions_.push_back(
-          {commands_[i][BH_COMMAND_ID],
-           static_cast<uint32_t>(outcome.status) | uint64_t{outcome.left_out} << 32, outcome.bytes,
-           outcome.sum, outcome.read_bytes, window_.access().recency_ns() - from_ns, 0});
-    }
-    (void)send();
-    return taken;
-  }
-
-  bool has_area() const { return area_.has_value(); }
-  /// Whether its process may still be there. Of other hosts it counts as there.
-  void let_go_if_gone() {
-    if (host_ == window_.host() && area_ && !window_.is_taken(number_)) area_.reset();
-  }
-
- private:
-  bool send() {
-    const size_t sent = completions_.empty() ? 0 : channel_.send(completions_);
-    completions_.erase(completions_.begin(),
-                       completions_.begin() + static_cast<std::ptrdiff_t>(sent));
-    return completions_.empty();
-  }
-
-  Outcome carry_out(const Message& command) {
-    switch (command[BH_COMMAND_OPCODE]) {
-      case BH_DEVICE_NOTHING:
-        return {};
-      case BH_DEVICE_ATTACH:
-        return attach(command);
-      case BH_DEVICE_DETACH:
-        area_.reset();
-        return {};
-      default:
-        return compute(command);
-    }
-  }
-
-  Outcome attach(const Message& command) {
-    area_.reset();
-    const uint64_t bytes = command[BH_COMMAND_ROOM];
-    if (bytes == 0 || bytes > kAreaBytesMax) return {.status = Status::INVALID_ARGUMENT};
-    auto area = areas_.reserve(bytes);
-    if (!area) return {.status = area.status()};
-    area_ = std::move(*area);
-    return {.bytes = area_->offset()};
-  }
-
-  Outcome compute(const Message& command) {
-    const uint64_t at = command[BH_COMMAND_ANSWER], room = command[BH_COMMAND_ROOM];
-    if (!area_ || at % BH_LINE_BYTES != 0 || at > area_->bytes() || room > area_->bytes() - at)
-      return {.status = Status::INVALID_ARGUMENT};
-    auto outcome = compute(command, {area_->data() + at, room});
-    if (!outcome) {
-      // The sentence instead, as much as has room.
-      const std::string why = outcome.error().message().substr(0, room);
-      std::memcpy(area_->data() + at, why.data(), why.size());
-      outcome = Outcome{.status = outcome.status(), .bytes = why.size()};
-    }
-    outcome->sum = hash64(area_->data() + at, outcome->bytes);
-    window_.access().publish(area_->offset() + at, outcome->bytes);
-    // What was stored to memory that failed has reached nobody.
-    if (is_lost(area_->offset() + at, outcome->bytes)) return {.status = Status::MEDIA_ERROR};
-    return *outcome;
-  }
-
-  Result<Outcome> compute(const Message& command, std::span<std::byte> answer) {
-    auto decoded = read_request(command);
-    if (!decoded) return decoded.error();
-    const ndp::Request& request = decoded->request();
-    const auto bytes = ndp::answer_bytes(request);
-    if (!bytes) return bytes.error();
-    const AnswerPlaces places(*bytes);
-    const uint64_t left_out_max = decoded->blocks().size() * sizeof(uint32_t);
-    if (places.left_out > answer.size() || answer.size() - places.left_out < left_out_max)
-      return Error{Status::BUFFER_TOO_SMALL,
-                   fmt::format("the answer takes {} bytes and has room of {}",
-                               places.left_out + left_out_max, answer.size())};
-    const auto read = ndp::run(
-        request, {answer.first(bytes->first), answer.subspan(places.second, bytes->second)});
-    // Whatever went wrong, a block that did not stay, or whose memory failed, may be why. The fence
-    // has headers loaded after all that was read of the blocks: where they are unchanged, so were
-    // the blocks.
-    window_.access().fence();
-    if (auto good = check_blocks(decoded->blocks()); !good) return good.error();
-    for (size_t i = 0; i < decoded->blocks().size(); ++i) {
-      const bh_device_block& block = decoded->blocks()[i];
-      if (is_lost(block.offset, block.stored_bytes))
-        return Error{Status::DAMAGED, fmt::format("block {}: its memory failed", i)};
-    }
-    if (!read) return read.error();
-    Outcome outcome{.left_out = static_cast<uint32_t>(read->left_out.size()),
-                    .bytes = places.left_out + read->left_out.size() * sizeof(uint32_t),
-                    .read_bytes = read->bytes};
-    for (size_t i = 0; i < read->left_out.size(); ++i) {
-      const auto block = static_cast<uint32_t>(read->left_out[i]);
-      std::memcpy(&answer[places.left_out + i * sizeof block], &block, sizeof block);
-    }
-    return outcome;
-  }
-
-  /// From a private copy: its process may change it meanwhile.
-  Result<DecodedRequest> read_request(const Message& command) {
-    if (command[BH_COMMAND_OPCODE] > BH_DEVICE_DIGEST || command[BH_COMMAND_OPCODE] == 0)
-      return Error{Status::NOT_SUPPORTED, fmt::format("opcode {}: this device does not have it",
-                                                      command[BH_COMMAND_OPCODE])};
-    const uint64_t at = command[BH_COMMAND_INPUT], bytes = command[BH_COMMAND_INPUT_BYTES];
-    if (bytes > kRequestBytesMax || !window_.is_payload(at, bytes))
-      return Error{
-          Status::INVALID_ARGUMENT,
-          fmt::format("an input of {} bytes at offset {} of the pool: it has to lie in the "
-                      "payload",
-                      bytes, at)};
-    window_.access().acquire(at, bytes);
-    const std::byte* from = window_.access().payload(at);
-    input_.assign(from, from + bytes);
-    if (is_lost(at, bytes)) return Error{Status::MEDIA_ERROR, "the memory of the request failed"};
-    auto decoded = DecodedRequest::decode(input_);
-    if (!decoded) return decoded;
-    if (static_cast<uint64_t>(decoded->request().operation) != command[BH_COMMAND_OPCODE])
-      return Error{
-          Status::INVALID_ARGUMENT,
-          fmt::format("a command of opcode {} with a request of operation {}",
-                      command[BH_COMMAND_OPCODE], static_cast<int>(decoded->request().operation))};
-    if (auto good = check_blocks(decoded->blocks()); !good) return good.error();
-    for (size_t i = 0; i < decoded->blocks().size(); ++i) {
-      const bh_device_block& block = decoded->blocks()[i];
-      window_.access().acquire(block.offset, block.stored_bytes);
-      decoded->set_bytes(i,
-                         reinterpret_cast<const uint8_t*>(window_.access().payload(block.offset)));
-    }
-    return decoded;
-  }
-
-  /// Memory failed there: what was read may be zeros.
-  bool is_lost(uint64_t offset, uint64_t bytes) const {
-    return window_.access().media_failed() || window_.access().payload_lost(offset, bytes);
-  }
-
-  Result<void> check_blocks(const std::vector<bh_device_block>& blocks) const {
-    for (size_t i = 0; i < blocks.size(); ++i) {
-      if (!window_.is_block(blocks[i]))
-        return Error{Status::LAPSED,
-                     fmt::format("block {}: there is no such block at offset {} any more", i,
-                                 blocks[i].offset)};
-    }
-    return {};
-  }
-
-  Window& window_;
-  Areas& areas_;
-  const uint32_t host_, number_;
-  Window::Channel channel_;
-  uint64_t session_ = 0;
-  std::optional<Area> area_;
-  std::array<Message, kTakenAtOnce> commands_{};
-  std::vector<Message> completions_;  // that the channel had no room for
-  std::vector<std::byte> input_;
-};
 
 class Device::Impl {
  public:
-  Impl(Pool& pool, Window window)
+  Impl(Pool& pool, Window window, const Options& options)
       : pool_(pool),
         window_(std::move(window)),
         areas_(pool, "answers"),
+        engine_(options.engine != nullptr ? *options.engine : process_engine_),
+        threads_(std::max(options.threads, 1u)),
         pairs_(size_t{window_.hosts()} * BH_DEVICE_PAIRS) {}
 
   Result<void> begin() {
@@ -238,36 +39,192 @@ class Device::Impl {
   }
 
   Result<void> serve(const std::function<bool()>& stops) {
-    uint64_t looked_ns = 0, cleaned_ns = window_.access().recency_ns();
-    for (uint32_t idle = 0; !stops();) {
-      size_t taken = 0;
-      for (const auto& pair : pairs_) {
-        if (pair)
-          taken += pair->serve([this](Status status, uint64_t bytes) { note(status, bytes); });
-      }
-      if (window_.access().media_failed()) return pool_.explain(Status::MEDIA_ERROR);
-      const uint64_t now_ns = window_.access().recency_ns();
-      if (now_ns - looked_ns > kLookNs) {
-        look_for_pairs();
-        looked_ns = now_ns;
-      }
-      if (now_ns - cleaned_ns > kCleanNs) {
-        if (auto good = clean(); !good) return good;
-        cleaned_ns = now_ns;
-      }
-      idle = taken > 0 ? 0 : idle + 1;
-      if (idle > 0) window_.access().relax(idle);
+    stops_ = &stops;
+    stopping_ = false;
+    why_ = Result<void>();
+    std::vector<std::thread> others;
+    try {
+      for (uint32_t i = 1; i < threads_; ++i) others.emplace_back([this] { work(); });
+      work();
+    } catch (const std::system_error& error) {
+      const std::lock_guard front(front_);
+      stopping_ = true;
+      why_ = Error{Status::SYSTEM, error.what()};
     }
-    return {};
+    for (std::thread& other : others) other.join();
+    return why_;
   }
 
   Counters counters() const {
-    return {commands_.load(std::memory_order_relaxed), refused_.load(std::memory_order_relaxed),
-            read_bytes_.load(std::memory_order_relaxed),
-            with_area_.load(std::memory_order_relaxed)};
+    const auto get = [](const std::atomic<uint64_t>& count) {
+      return count.load(std::memory_order_relaxed);
+    };
+    return {get(commands_), get(refused_), get(read_bytes_), get(waiting_), get(with_area_)};
   }
 
  private:
+  /// A task that a thread works on, or that an engine has not done yet.
+  struct Running {
+    Pair* pair;
+    uint64_t session;
+    std::unique_ptr<Task> task;
+  };
+
+  void work() {
+    std::unique_lock front(front_);
+    for (Backoff backoff; !stopping_;) {
+      const bool some = look();
+      if (Task* task = stopping_ ? nullptr : next_task()) {
+        front.unlock();
+        task->begin(engine_, [this, task] { return pass(*task); });
+        task->set_worked_on(false);
+        front.lock();
+        backoff.reset();
+      } else if (some) {
+        backoff.reset();
+      } else if (!stopping_) {
+        running_.empty() ? backoff.pause() : backoff.pause_awake();
+      }
+    }
+  }
+
+  /// At a checkpoint of a task that this thread carries out without the front.
+  Status pass(const Task& task) {
+    if (task.is_cancelled() || stopping_) return Status::CANCELLED;
+    if (task.is_late()) return Status::TIMED_OUT;
+    if (front_.try_lock()) {
+      (void)look();
+      front_.unlock();
+    }
+    return Status::OK;
+  }
+
+  // ---- at the front ----
+
+  static bool computes(const Message& command) {
+    const uint64_t opcode = command[BH_COMMAND_OPCODE];
+    return opcode < BH_DEVICE_NOTHING || opcode > BH_DEVICE_CANCEL;  // or is refused, as a task is
+  }
+
+  /// Takes commands and sends completions; true: there were some.
+  bool look() {
+    if ((*stops_)()) stopping_ = true;
+    keep_up();
+    // A device whose host is declared dead writes nothing more, as a process that commits blocks.
+    if (const Status standing = window_.standing(); standing != Status::OK) {
+      why_ = pool_.explain(standing);
+      stopping_ = true;
+    }
+    if (stopping_) return false;
+    bool some = end_tasks();
+    uint64_t waiting = 0;
+    for (const auto& pair : pairs_) {
+      if (!pair) continue;
+      some = take_from(*pair) || some;
+      waiting += pair->waiting_count();
+    }
+    waiting_.store(waiting, std::memory_order_relaxed);
+    return some;
+  }
+
+  bool take_from(Pair& pair) {
+    const uint64_t session = pair.session();
+    const auto commands = pair.take();
+    if (pair.session() != session) cancel_all(pair);
+    for (const Message& command : commands) take(pair, command);
+    (void)pair.send();
+    return !commands.empty();
+  }
+
+  void take(Pair& pair, const Message& command) {
+    const bool cancels = command[BH_COMMAND_OPCODE] == BH_DEVICE_CANCEL;
+    if (cancels) cancel(pair, command[BH_COMMAND_INPUT]);
+    if (cancels || !computes(command)) {
+      const Message completion = pair.carry_out(command);
+      count(completion);
+      pair.complete(completion);
+      return;
+    }
+    auto task = std::make_unique<Task>(window_, command, pair.area());
+    task->read();
+    if (!task->is_done() && !task->is_small()) {
+      pair.keep_waiting(std::move(task));
+      return;
+    }
+    if (!task->is_done()) task->begin(engine_, {});
+    if (task->is_done())
+      complete(pair, *task);
+    else
+      running_.push_back({&pair, pair.session(), std::move(task)});
+  }
+
+  void complete(Pair& pair, const Task& task) {
+    if (!task.has_completion()) return;
+    count(task.completion());
+    pair.complete(task.completion());
+  }
+
+  /// The command to cancel may be done already, or be unknown: then nothing is to be done.
+  void cancel(const Pair& pair, uint64_t id) {
+    if (Task* task = pair.waiting(id)) task->cancel();
+    for (Running& running : running_) {
+      if (running.pair == &pair && running.session == pair.session() && running.task->id() == id)
+        running.task->cancel();
+    }
+  }
+
+  /// Its process is another one, or gone.
+  void cancel_all(const Pair& pair) {
+    for (Running& running : running_) {
+      if (running.pair == &pair) running.task->cancel();
+    }
+  }
+
+  /// Completes tasks that nobody works on any more; true: there were some.
+  bool end_tasks() {
+    const auto done = [&](const Running& running) {
+      if (running.task->is_worked_on() || !running.task->poll(engine_)) return false;
+      if (running.session == running.pair->session()) {
+        complete(*running.pair, *running.task);
+        running.pair->send();
+      }
+      return true;
+    };
+    return std::erase_if(running_, done) > 0;
+  }
+
+  /// The pairs take turns.
+  Task* next_task() {
+    for (size_t i = 0; i < pairs_.size(); ++i) {
+      const auto& pair = pairs_[turn_];
+      turn_ = (turn_ + 1) % pairs_.size();
+      while (auto task = pair ? pair->next_waiting() : nullptr) {
+        if (task->is_cancelled() || task->is_late()) {
+          task->refuse(task->is_cancelled() ? Status::CANCELLED : Status::TIMED_OUT);
+          complete(*pair, *task);
+          pair->send();
+          continue;
+        }
+        task->set_worked_on(true);
+        running_.push_back({pair.get(), pair->session(), std::move(task)});
+        return running_.back().task.get();
+      }
+    }
+    return nullptr;
+  }
+
+  void keep_up() {
+    const uint64_t now_ns = window_.access().recency_ns();
+    if (now_ns - looked_ns_ > kLookNs) {
+      looked_ns_ = now_ns;
+      look_for_pairs();
+    }
+    if (now_ns - cleaned_ns_ > kCleanNs) {
+      cleaned_ns_ = now_ns;
+      clean();
+    }
+  }
+
   void look_for_pairs() {
     uint64_t with_area = 0;
     for (uint32_t host = 0; host < window_.hosts(); ++host) {
@@ -277,40 +234,53 @@ class Device::Impl {
         if (!pair) window_.access().acquire(at, BH_LINE_BYTES);
         if (!pair && window_.access().load(at) != 0)
           pair = std::make_unique<Pair>(window_, areas_, host, number);
-        with_area += pair && pair->has_area() ? 1 : 0;
+        with_area += pair && pair->area() ? 1 : 0;
       }
     }
     with_area_.store(with_area, std::memory_order_relaxed);
   }
 
-  Result<void> clean() {
+  void clean() {
     for (const auto& pair : pairs_) {
-      if (pair) pair->let_go_if_gone();
+      if (!pair || !pair->has_lost_its_process()) continue;
+      pair->let_go();
+      cancel_all(*pair);
     }
-    const auto info = pool_.pressure();
-    return info ? Result<void>{} : info.error();
   }
 
-  void note(Status status, uint64_t read_bytes) {
+  void count(const Message& completion) {
     commands_.fetch_add(1, std::memory_order_relaxed);
-    if (status != Status::OK) refused_.fetch_add(1, std::memory_order_relaxed);
-    read_bytes_.fetch_add(read_bytes, std::memory_order_relaxed);
+    const bool refused = (completion[BH_COMPLETION_STATUS] & UINT32_MAX) != 0;
+    if (refused) refused_.fetch_add(1, std::memory_order_relaxed);
+    read_bytes_.fetch_add(completion[BH_COMPLETION_READ_BYTES], std::memory_order_relaxed);
   }
 
   Pool& pool_;
   Window window_;
   Areas areas_;
+  ndp::ProcessEngine process_engine_;
+  ndp::Engine& engine_;
+  const uint32_t threads_;
+  const std::function<bool()>* stops_ = nullptr;
+  std::atomic<bool> stopping_{false};
+  std::atomic<uint64_t> commands_{0}, refused_{0}, read_bytes_{0}, waiting_{0}, with_area_{0};
+
+  std::mutex front_;
+  // Of the thread that holds the front. A task that is worked on is its worker's.
+  Result<void> why_;
   std::vector<std::unique_ptr<Pair>> pairs_;  // [host][number]; null: not used yet
-  std::atomic<uint64_t> commands_{0}, refused_{0}, read_bytes_{0}, with_area_{0};
+  std::vector<Running> running_;
+  size_t turn_ = 0;
+  uint64_t looked_ns_ = 0, cleaned_ns_ = 0;
 };
 
 Device::Device(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Device::~Device() = default;
 
-Result<std::unique_ptr<Device>> Device::make(Pool& pool) {
+Result<std::unique_ptr<Device>> Device::make(Pool& pool, const Options& options) {
   auto window = Window::open(pool);
   if (!window) return window.error();
-  auto impl = std::make_unique<Impl>(pool, std::move(*window));
+  auto impl = std::make_unique<Impl>(pool, std::move(*window), options);
   if (auto good = impl->begin(); !good) return good.error();
   return std::unique_ptr<Device>(new Device(std::move(impl)));
 }

@@ -8,6 +8,12 @@
 // stamp; their headers are compared before and after they are read, so an answer is about these
 // blocks or is LAPSED.
 //
+// Its threads are alike. The one that holds the front takes commands, answers small ones at once,
+// and lets the others wait, the pairs by turns. A thread that carries out one of those gives the
+// front away; at the checkpoints of the operation (ndp/checkpoint.h) it takes the front for a
+// moment, if nobody has it. So a small command waits some microseconds for a large one, also where
+// there is one thread.
+//
 // When a process dies, the area of its pair is freed. When the device dies, its commands are lost;
 // the next device begins a new session of the channels, which tells the processes.
 #pragma once
@@ -17,26 +23,35 @@
 #include <memory>
 
 #include "base/status.h"
+#include "ndp/engine.h"
 #include "pool/pool.h"
 
 namespace bowhead::device {
 
 struct Counters {
-  uint64_t commands = 0;    ///< taken
-  uint64_t refused = 0;     ///< of them, answered with another status than OK
+  uint64_t commands = 0;    ///< answered
+  uint64_t refused = 0;     ///< of them, with another status than OK
   uint64_t read_bytes = 0;  ///< of blocks
+  uint64_t waiting = 0;     ///< taken, and not begun
   uint64_t pairs = 0;       ///< that have an area for answers now
+};
+
+struct Options {
+  uint32_t threads = 1;  ///< with the calling one; 1 or more
+  /// Carries out requests in the thread that submits them; must outlive the device. A request that
+  /// it ends with DEVICE_LOST gets no completion. Null: a ProcessEngine.
+  ndp::Engine* engine = nullptr;
 };
 
 class Device {
  public:
   /// Becomes the device of a pool, which must outlive it and which several processes may have
   /// open. Returns IN_USE (another process is), READ_ONLY, SYSTEM.
-  static Result<std::unique_ptr<Device>> make(Pool& pool);
+  static Result<std::unique_ptr<Device>> make(Pool& pool, const Options& options = {});
   ~Device();
 
-  /// Serves until `stops`, which it asks all the time, says so, in the calling thread. Returns why
-  /// it cannot go on: HOST_FENCED, MEDIA_ERROR, CLOSED.
+  /// Serves until `stops`, which one of the threads asks all the time, says so. Returns why it
+  /// cannot go on: HOST_FENCED, HOST_ID_CONFLICT, MEDIA_ERROR, CLOSED, SYSTEM (no thread).
   Result<void> serve(const std::function<bool()>& stops);
   /// Thread-safe.
   Counters counters() const;

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "compression/tile_header.h"
+#include "ndp/checkpoint.h"
 #include "ndp/plane_keys.h"
 #include "ndp/tiles.h"
 
@@ -318,6 +319,7 @@ Result<void> Blocks::for_value(size_t block, Want want, uint64_t rows, const Vis
                                const Use& use) {
   Scales scales;
   for (uint32_t head = 0; head < heads(); ++head) {
+    if (!pass_checkpoint(tokens(block))) return Status::CANCELLED;
     if (auto good = use(head, read_span(block, head, want, rows, visible, scales)); !good)
       return good;
   }
@@ -328,6 +330,7 @@ Result<void> Blocks::for_value(size_t block, Want want, uint64_t rows, const Vis
 template <class Use>
 Result<void> Blocks::for_frame(size_t block, uint32_t first, uint32_t end, Want want,
                                const Visible& visible, const Use& use) {
+  if (!pass_checkpoint(tokens(block))) return Status::CANCELLED;
   add_read(std::exchange(uncounted_heads_[block], 0));
   const bool latent = is_latent();
   const uint32_t value_part = layout().parts - 1u;

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "compression/planes.h"
+#include "ndp/checkpoint.h"
 #include "ndp/estimates.h"
 #include "ndp/kernels.h"
 #include "ndp/line_set.h"
@@ -963,6 +964,7 @@ void HeadScans::keep_to(double bytes_per_token) {
 Status HeadScans::search_batch(size_t batch, HeadsAnswer& answer) {
   const auto of_all_pieces = [&](const auto& each) {
     for (size_t piece = 0; piece < shared_.pieces.size(); ++piece) {
+      if (!pass_checkpoint(shared_.pieces[piece].tile->tokens)) return Status::CANCELLED;
       const Status status = for_heads(batch, [&](Scan& scan, size_t) { return each(scan, piece); });
       if (status != Status::OK) return status;
       keep_or_drop(piece);

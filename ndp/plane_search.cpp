@@ -15,6 +15,7 @@
 
 #include "base/assert.h"
 #include "compression/planes.h"
+#include "ndp/checkpoint.h"
 #include "ndp/estimates.h"
 #include "ndp/kernels.h"
 #include "ndp/line_set.h"
@@ -33,7 +34,9 @@ constexpr uint32_t kFirstPlanes = 3;  // that an exact search reads of all token
 constexpr double kRoundShare = 0.5, kLeastRoundShare = 1.0 / 32;
 constexpr uint32_t kMostRows = 128;  // at a time: the most that lines of a row hold
 constexpr uint32_t kBatch = 8;       // queries at a time: the state of each grows with tokens
-constexpr uint8_t kExactly = 0xFF;   // level of tokens that were read exactly
+constexpr uint32_t kTokensLikeOne =
+    16;                             // that take in the first pass as long as one that is read on
+constexpr uint8_t kExactly = 0xFF;  // level of tokens that were read exactly
 
 /// A tile with a visible token.
 struct Piece {
@@ -305,6 +308,7 @@ void Search::begin(uint32_t first, uint32_t count) {
 
 Status Search::read_first_planes(uint32_t planes) {
   for (Piece& piece : pieces_) {
+    if (!pass_checkpoint(piece.tile->tokens)) return Status::CANCELLED;
     for (Progress& query : batch_) {
       if (bounded(piece, query)) continue;
       if (const Status status = read_as_it_is(piece, query); status != Status::OK) return status;
@@ -542,6 +546,7 @@ std::vector<uint32_t> Search::likeliest(size_t count, const Progress& query) con
 Status Search::deepen_likeliest(Progress& query) {
   for (const uint32_t token : likeliest(k_, query)) {
     if (query.levels[token] == kExactly) continue;
+    if (!pass_checkpoint(kTokensLikeOne)) return Status::CANCELLED;
     Piece& piece = piece_of(token);
     const auto within = static_cast<uint32_t>(token - piece.tokens_at);
     const Status status = deepen(piece, within, piece.all_planes(), query);
@@ -574,6 +579,7 @@ Status Search::deepen_open(Progress& query, std::vector<uint32_t>& open) {
       const uint8_t level = query.levels[token];
       if (level >= piece.all_planes()) continue;
       some = true;
+      if (!pass_checkpoint(kTokensLikeOne)) return Status::CANCELLED;
       const Status status = deepen(piece, within, level + 1u, query);
       if (status != Status::OK) return status;
     }
@@ -613,6 +619,7 @@ Status Search::finish(Progress& query) {
   for (const uint32_t token : open) {
     const Piece& piece = piece_of(token);
     Hit hit;
+    if (!pass_checkpoint(kTokensLikeOne)) return Status::CANCELLED;
     if (const Status status = score_exactly(token, query, hit.score); status != Status::OK)
       return status;
     hit.token = position_of(piece, static_cast<uint32_t>(token - piece.tokens_at));
@@ -723,6 +730,7 @@ Status Search::spend(uint64_t budget, Progress& query) {
       if (static_cast<double>(bytes - before) >= some) break;
       const LineSet& reads = query.reads[pieces_[offer.piece].block];
       const uint64_t had = reads.bytes();
+      if (!pass_checkpoint(kTokensLikeOne)) return Status::CANCELLED;
       const Status status = take(offer, budget - std::min(budget, bytes), query);
       if (status != Status::OK) return status;
       bytes += reads.bytes() - had;

@@ -110,7 +110,9 @@ Result<AnswerBytes> answer_bytes(const Request& request) {
   return AnswerBytes{first.value(), second.value()};
 }
 
-Result<BlocksRead> run(const Request& request, const AnswerRoom& room) {
+namespace {
+
+Result<BlocksRead> carry_out(const Request& request, const AnswerRoom& room) {
   switch (request.operation) {
     case Operation::SCORE:
       return score(request.heads, request.queries, floats(room.first));
@@ -124,6 +126,16 @@ Result<BlocksRead> run(const Request& request, const AnswerRoom& room) {
       return digest(request.heads, request.page_tokens, floats(room.first), floats(room.second));
   }
   return answer_bytes(request).error();
+}
+
+}  // namespace
+
+Result<BlocksRead> run(const Request& request, const AnswerRoom& room,
+                       const Checkpoint& checkpoint) {
+  const CheckpointScope scope(checkpoint);
+  auto read = carry_out(request, room);
+  if (scope.status() != Status::OK) return scope.status();
+  return read;
 }
 
 }  // namespace bowhead::ndp

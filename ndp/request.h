@@ -9,6 +9,7 @@
 
 #include "base/status.h"
 #include "ndp/blocks.h"
+#include "ndp/checkpoint.h"
 
 namespace bowhead::ndp {
 
@@ -49,9 +50,11 @@ struct AnswerRoom {
 /// How many bytes the answer takes. INVALID_ARGUMENT: there is none, or it takes 2^63 or more.
 Result<AnswerBytes> answer_bytes(const Request& request);
 
-/// Carries it out, in the calling thread. `room` is aligned to 4 bytes. Statuses of the operation;
+/// Carries it out, in the calling thread. `room` is aligned to 4 bytes. `checkpoint`, if there is
+/// one, is asked now and then, and ends it with a status of its own. Statuses of the operation;
 /// INVALID_ARGUMENT also: the room has another size than answer_bytes(). After an error the room
 /// holds anything. Hits behind those that were found are zero.
-Result<BlocksRead> run(const Request& request, const AnswerRoom& room);
+Result<BlocksRead> run(const Request& request, const AnswerRoom& room,
+                       const Checkpoint& checkpoint = {});
 
 }  // namespace bowhead::ndp

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "ndp/checkpoint.h"
 #include "ndp/kernels.h"
 
 namespace bowhead::ndp {
@@ -63,12 +64,13 @@ void for_visible(uint32_t first_token, uint32_t tokens, const Visible& visible, 
   run(visible.begin, end);
 }
 
-/// The same, at most kTileTokens at a time.
+/// The same, at most kTileTokens at a time, with a checkpoint before each.
 template <class Each>
 void for_tiles(uint32_t first_token, uint32_t tokens, const Visible& visible, const Each& each) {
   for_visible(first_token, tokens, visible, [&](uint32_t first, uint32_t left) {
     for (uint32_t count; left > 0; first += count, left -= count) {
       count = std::min(left, kTileTokens);
+      if (!pass_checkpoint(count)) return;
       each(first, count);
     }
   });

@@ -121,6 +121,8 @@ Result<void> Window::become_device() {
 
 bool Window::has_device() const { return state_->is_taken(kDevicePlace); }
 
+Status Window::standing() const { return state_->pool.core().membership.standing(); }
+
 bool Window::is_payload(uint64_t offset, uint64_t bytes) const {
   const core::Layout& layout = state_->layout();
   const bh_geometry& g = layout.geometry();

@@ -20,7 +20,7 @@
 
 namespace bowhead {
 
-/// Not thread-safe but for is_block() and is_payload().
+/// Not thread-safe but for access(), standing(), is_block() and is_payload().
 class Window {
  public:
   using Access = core::NativeAccess;
@@ -50,6 +50,10 @@ class Window {
   Result<void> become_device();
   /// Whether a process of this machine is the device.
   bool has_device() const;
+
+  /// OK, or why this process must store nothing any more: its host was declared dead (HOST_FENCED,
+  /// HOST_ID_CONFLICT), or the medium failed. Cheap.
+  Status standing() const;
 
   /// A block of the pool whose first bytes lie in that slot of its extent, committed. The answer is
   /// good at the moment of the call: who reads the block asks again afterwards. False for all that

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "base/assert.h"
+#include "base/backoff.h"
 #include "base/checksum.h"
 
 namespace bowhead::core {
@@ -33,14 +34,6 @@ uint64_t clock_ns(clockid_t clock) {
   timespec t{};
   clock_gettime(clock, &t);
   return static_cast<uint64_t>(t.tv_sec) * 1'000'000'000u + static_cast<uint64_t>(t.tv_nsec);
-}
-
-void cpu_relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
 }
 
 /// 0 if there is nothing to read.

@@ -84,8 +84,14 @@ class Channel {
     access_.publish(own_area_, BH_LINE_BYTES);
   }
 
-  /// Sends as many leading `messages` as there are free slots; returns how many: none until the
-  /// peer has opened its side and polled. On return the peer can see them.
+  /// How many messages can be sent now: none until the peer has opened its side and polled.
+  uint64_t free_slots() {
+    if (room() == 0) look_for_room();
+    return room();
+  }
+
+  /// Sends as many leading `messages` as there are free slots; returns how many. On return
+  /// the peer can see them.
   size_t send(std::span<const Message> messages) {
     if (messages.size() > room()) look_for_room();
     const uint64_t count = std::min<uint64_t>(messages.size(), room());

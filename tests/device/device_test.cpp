@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Engines give the same answers, in the process and on the device; what is wrong is answered with a
-// status; and whoever dies, the other goes on.
+// A device and the processes that ask it: whoever dies, the other goes on. What all engines have in
+// common is in engine_test.cpp.
 #include "firmware-sim/device.h"
 
 #include <gtest/gtest.h>
@@ -9,14 +9,12 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
-#include <optional>
 #include <thread>
 
 #include "driver-shim/queue_pair.h"
 #include "ndp/engine.h"
 #include "pool/window.h"
-#include "tests/device/sequence.h"
-#include "tests/support/pools.h"
+#include "tests/device/engine_fixture.h"
 
 namespace bowhead::test {
 namespace {
@@ -26,136 +24,7 @@ using driver::QueuePair;
 using ndp::Operation;
 using ndp::Request;
 
-constexpr uint32_t kQueries = 3;
-
-/// A device in a thread of this process, with a handle of its own.
-class DeviceThread {
- public:
-  explicit DeviceThread(const std::string& locator)
-      : pool_(Pool::open(locator, {.prefault = false}).value()) {
-    auto made = Device::make(pool_);
-    EXPECT_TRUE(made) << made.error().message();
-    if (!made) return;
-    device_ = std::move(*made);
-    thread_ = std::thread([this] {
-      const auto served = device_->serve([this] { return stops_.load(); });
-      EXPECT_TRUE(served) << served.error().message();
-    });
-  }
-  ~DeviceThread() {
-    stops_ = true;
-    if (thread_.joinable()) thread_.join();
-  }
-  Device& device() { return *device_; }
-
- private:
-  Pool pool_;
-  std::atomic<bool> stops_{false};
-  std::unique_ptr<Device> device_;
-  std::thread thread_;
-};
-
-class DeviceTest : public testing::Test {
- protected:
-  DeviceTest() : pool_(96u << 20) {
-    Random random(7);
-    queries_.resize(size_t{2} * kQueries * kChannels);
-    for (float& value : queries_) value = (static_cast<float>(random.below(2001)) - 1000) / 512;
-    weights_ = {0.5f, -1, 2, 1, 1, 1};
-  }
-  Pool& pool() { return pool_.pool(); }
-
-  /// One of each operation, and variants.
-  std::vector<Request> requests(const LeasedSequence& sequence) {
-    std::vector<Request> all;
-    for (const Operation operation : {Operation::SCORE, Operation::TOP_K, Operation::ATTEND}) {
-      Request request = sequence.request(operation);
-      request.queries.values = queries_;
-      request.queries.count = kQueries;
-      request.queries.scale = 0.125f;
-      request.k = 20;
-      all.push_back(request);
-      request.queries.views = ndp::Visible{30, 333, 4};
-      all.push_back(request);
-      request.queries.views = std::span<const ndp::Visible>(views_);
-      all.push_back(request);
-    }
-    Request sums = all[3];
-    sums.queries.weights = weights_;
-    sums.queries.rectified = true;
-    all.push_back(sums);
-    Request more = all[3];
-    more.k = 1000;
-    all.push_back(more);
-    Request few = all[3];
-    few.reading = ndp::Reading::FEWEST_BYTES;
-    all.push_back(few);
-    few.bytes_per_token = 24;
-    all.push_back(few);
-    for (const uint32_t part : {0u, 1u}) {
-      Request rows = sequence.request(Operation::GATHER);
-      rows.part = part;
-      rows.tokens = tokens_;
-      all.push_back(rows);
-    }
-    Request pages = sequence.request(Operation::DIGEST);
-    pages.page_tokens = 16;
-    all.push_back(pages);
-    return all;
-  }
-
-  TestPool pool_;
-  std::vector<float> queries_, weights_;
-  std::vector<ndp::Visible> views_ = {{0, 300, 0}, {10, 301, 2}, {0, 302, 0}};
-  std::vector<uint32_t> tokens_ = {0, 355, 7, 7, 310};
-};
-
-TEST_F(DeviceTest, AnswersAsTheProcess) {
-  const DeviceThread device(pool_.locator());
-  const auto pair = QueuePair::open(pool());
-  ASSERT_TRUE(pair) << pair.error().message();
-  ndp::ProcessEngine process;
-  for (const auto profile : {CompressionProfile::NONE, CompressionProfile::FAST}) {
-    LeasedSequence sequence(pool(), profile == CompressionProfile::NONE ? "plain" : "coded",
-                            profile, {300, 40, 16});
-    for (const Request& request : requests(sequence)) {
-      SCOPED_TRACE(operation_name(request.operation));
-      Answer here(request), there(request);
-      const auto read_here = process.run(request, here.room());
-      ASSERT_TRUE(read_here) << read_here.error().message();
-      const auto read_there = (*pair)->run(request, there.room());
-      ASSERT_TRUE(read_there) << read_there.error().message();
-      EXPECT_EQ(read_there->bytes, read_here->bytes);
-      EXPECT_EQ(here, there);
-    }
-  }
-}
-
-TEST_F(DeviceTest, RefusesWhatTheProcessRefuses) {
-  const DeviceThread device(pool_.locator());
-  const auto pair = QueuePair::open(pool());
-  ASSERT_TRUE(pair);
-  LeasedSequence sequence(pool(), "plain", CompressionProfile::NONE, {300, 40, 16});
-  Request good = requests(sequence)[3];
-  std::vector<Request> wrong(5, good);
-  wrong[0].heads.layer = kLayers;
-  wrong[1].heads.first_head = kHeads;
-  wrong[2].k = 0;
-  wrong[3].queries.scale = -1;
-  wrong[4].bytes_per_token = -2;
-  ndp::ProcessEngine process;
-  for (const Request& request : wrong) {
-    Answer here(request), there(request);
-    const auto refused_here = process.run(request, here.room());
-    const auto refused_there = (*pair)->run(request, there.room());
-    ASSERT_FALSE(refused_here);
-    ASSERT_FALSE(refused_there);
-    EXPECT_EQ(refused_there.status(), refused_here.status());
-    EXPECT_EQ(refused_there.error().message(), refused_here.error().message());
-  }
-  Answer answer(good);
-  EXPECT_TRUE((*pair)->run(good, answer.room()));
-}
+class DeviceTest : public EngineTest {};
 
 TEST_F(DeviceTest, SaysThatABlockDidNotStay) {
   const DeviceThread device(pool_.locator());

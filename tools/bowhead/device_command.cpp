@@ -9,6 +9,7 @@
 
 #include "driver-shim/queue_pair.h"
 #include "firmware-sim/device.h"
+#include "ndp/injector.h"
 #include "tools/bowhead/cli.h"
 #include "tools/bowhead/json.h"
 #include "tools/program/numbers.h"
@@ -19,18 +20,29 @@ namespace {
 
 struct Arguments {
   std::string locator;
-  uint32_t count = 1000;
+  uint32_t count = 1000, threads = 1;
+  std::vector<std::string> faults;
   bool json = false;
 };
 
 int run_serve(const Arguments& a) {
+  std::vector<ndp::Fault> faults;
+  for (const std::string& text : a.faults) {
+    const auto fault = ndp::parse_fault(text);
+    if (!fault) return fail(fault.error());
+    faults.push_back(*fault);
+  }
   Interruption interruption;
   ProgressLine progress;
   auto pool = open_pool(a.locator, progress.callback());
   if (!pool) return fail(pool.error(), a.locator);
-  const auto device = device::Device::make(*pool);
+  ndp::ProcessEngine engine;
+  ndp::Injector injector(engine, faults);
+  const auto device = device::Device::make(
+      *pool, {.threads = a.threads, .engine = faults.empty() ? nullptr : &injector});
   if (!device) return fail(*pool, device.error(), a.locator);
-  print(fmt::format("{}: the device is up\n", a.locator));
+  print(fmt::format("{}: the device is up{}\n", a.locator,
+                    faults.empty() ? "" : ", with faults that are injected"));
   if (const int code = finish_output(kOk); code != kOk) return code;
   // A look for signals is a system call: not each time.
   using Clock = std::chrono::steady_clock;
@@ -95,6 +107,13 @@ void add_device_command(CLI::App& app, Action& action) {
   auto* serve = group->add_subcommand("serve", "Be the device of a pool");
   serve->add_option("locator", a->locator, kLocatorHelp)->required();
   add_host_option(*serve);
+  add_number(*serve, "--threads", a->threads,
+             "Threads that compute: as many as the cores that it may have (default 1)", {1, 1024});
+  serve
+      ->add_option("--inject", a->faults,
+                   "Have requests fail, to test what asks: fail, corrupt, delay or drop, then of "
+                   "how many requests one does, then how often in all; may be repeated")
+      ->type_name("KIND[:EVERY[:COUNT]]");
   serve->footer(R"(
 Runs until SIGINT or SIGTERM, and answers the requests of processes that have the pool open:
 scores, the best keys, attention, rows and bounds of pages, of blocks where they lie. A pool has one
@@ -102,8 +121,10 @@ device on a machine. If it ends, requests that are under way fail, and are sent 
 back; the pool is not touched by that. Pin it to cores next to the memory, with `numactl` or
 `taskset`.
 
-Example:
-  bowhead device serve shm:demo)");
+Examples:
+  bowhead device serve shm:demo
+  numactl --cpunodebind=1 bowhead device serve shm:demo --threads 8
+  bowhead device serve shm:demo --inject drop:1000 --inject delay:10)");
   serve->callback([a, &action] { action = [a] { return run_serve(*a); }; });
 
   auto* ping = group->add_subcommand("ping", "Measure how long an empty command takes");

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// Backoff: how a thread waits for memory that another process stores to.
+#pragma once
+
+#include <cstdint>
+
+namespace bowhead {
+
+/// Awake for two milliseconds, giving the CPU to others that want it. Then asleep for a 16th of the
+/// time that it has waited, 200 us at most, so it notices that much late.
+class Backoff {
+ public:
+  void pause() { pause(/*may_sleep=*/true); }
+  /// Somebody else waits for this thread meanwhile.
+  void pause_awake() { pause(/*may_sleep=*/false); }
+  /// What it waited for came.
+  void reset() { round_ = 0; }
+
+ private:
+  void pause(bool may_sleep);
+
+  uint32_t round_ = 0;
+  uint64_t begun_ns_ = 0;  // of the rounds that yield
+};
+
+/// Inside a loop that waits: the other thread of the core runs better.
+void cpu_relax();
+
+}  // namespace bowhead

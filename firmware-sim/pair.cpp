@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "firmware-sim/pair.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace bowhead::device {
+namespace {
+
+using core::Message;
+
+constexpr uint64_t kAreaBytesMax = uint64_t{1} << 30;
+/// Commands and bytes of requests of a pair that wait: then the others stay in the queue.
+constexpr size_t kWaitingMax = 256;
+constexpr uint64_t kWaitingBytesMax = kRequestBytesMax;
+constexpr size_t kCompletionsMax = 64;
+
+}  // namespace
+
+Pair::Pair(Window& window, Areas& areas, uint32_t host, uint32_t number)
+    : window_(window),
+      areas_(areas),
+      host_(host),
+      number_(number),
+      channel_(window.access(), window.completions(host, number), window.commands(host, number),
+               BH_DEVICE_QUEUE_BYTES) {
+  channel_.open();
+}
+
+std::span<const Message> Pair::take() {
+  // Until its process has taken completions.
+  if (!send() && completions_.size() >= kCompletionsMax) return {};
+  if (waiting_.size() >= kWaitingMax || waiting_bytes_ >= kWaitingBytesMax) return {};
+  const size_t taken = channel_.poll(commands_);
+  if (channel_.peer_session() != peer_session_) {
+    peer_session_ = channel_.peer_session();
+    let_go();
+    completions_.clear();
+  }
+  return {commands_.data(), taken};
+}
+
+Message Pair::carry_out(const Message& command) {
+  Message completion{};
+  completion[BH_COMPLETION_ID] = command[BH_COMMAND_ID];
+  if (command[BH_COMMAND_OPCODE] == BH_DEVICE_ATTACH) {
+    const auto offset = attach(command[BH_COMMAND_ROOM]);
+    completion[BH_COMPLETION_STATUS] = static_cast<uint32_t>(offset.status());
+    completion[BH_COMPLETION_BYTES] = offset ? *offset : 0;
+  }
+  if (command[BH_COMMAND_OPCODE] == BH_DEVICE_DETACH) area_.reset();
+  return completion;
+}
+
+/// The offset of its area. Tasks that it has keep the one of before.
+Result<uint64_t> Pair::attach(uint64_t bytes) {
+  area_.reset();
+  if (bytes == 0 || bytes > kAreaBytesMax) return Status::INVALID_ARGUMENT;
+  auto area = areas_.reserve(bytes);
+  if (!area) return area.error();
+  area_ = std::make_shared<Area>(std::move(*area));
+  return area_->offset();
+}
+
+void Pair::keep_waiting(std::unique_ptr<Task> task) {
+  waiting_bytes_ += task->held_bytes();
+  waiting_.push_back(std::move(task));
+}
+
+std::unique_ptr<Task> Pair::next_waiting() {
+  if (waiting_.empty()) return nullptr;
+  std::unique_ptr<Task> task = std::move(waiting_.front());
+  waiting_.pop_front();
+  waiting_bytes_ -= task->held_bytes();
+  return task;
+}
+
+Task* Pair::waiting(uint64_t id) const {
+  for (const auto& task : waiting_) {
+    if (task->id() == id) return task.get();
+  }
+  return nullptr;
+}
+
+bool Pair::send() {
+  const size_t sent = completions_.empty() ? 0 : channel_.send(completions_);
+  completions_.erase(completions_.begin(),
+                     completions_.begin() + static_cast<std::ptrdiff_t>(sent));
+  return completions_.empty();
+}
+
+bool Pair::has_lost_its_process() const {
+  return host_ == window_.host() && area_ && !window_.is_taken(number_);
+}
+
+void Pair::let_go() {
+  ++session_;
+  area_.reset();
+  waiting_.clear();
+  waiting_bytes_ = 0;
+}
+
+}  // namespace bowhead::device

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "firmware-sim/task.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <string>
+
+#include "base/checksum.h"
+
+namespace bowhead::device {
+namespace {
+
+/// Tokens times queries times heads: a few microseconds.
+constexpr uint64_t kSmallWork = 2048;
+
+}  // namespace
+
+Task::Task(Window& window, const core::Message& command, std::shared_ptr<Area> area)
+    : window_(window), command_(command), area_(std::move(area)) {
+  begun_ns_ = window_.access().recency_ns();
+  constexpr uint64_t kMostMs = uint64_t{1} << 40;
+  if (const uint64_t ms = command[BH_COMMAND_DEADLINE_MS]; ms != 0)
+    deadline_ns_ = begun_ns_ + std::min(ms, kMostMs) * 1'000'000;
+}
+
+bool Task::is_area_good() const {
+  const uint64_t at = command_[BH_COMMAND_ANSWER], room = command_[BH_COMMAND_ROOM];
+  return area_ && at % BH_LINE_BYTES == 0 && at <= area_->bytes() && room <= area_->bytes() - at;
+}
+
+std::span<std::byte> Task::room() const {
+  return {area_->data() + command_[BH_COMMAND_ANSWER], command_[BH_COMMAND_ROOM]};
+}
+
+void Task::read() {
+  if (!is_area_good()) {
+    complete(Status::INVALID_ARGUMENT, 0, 0);
+    return;
+  }
+  try {
+    auto good = read_request();
+    if (good) good = find_room();
+    if (!good) end(good.error());
+  } catch (const std::bad_alloc&) {
+    end(Error{Status::LIMIT_REACHED, "the device has no memory for this request"});
+  }
+}
+
+/// From a private copy: its process may change it meanwhile.
+Result<void> Task::read_request() {
+  const uint64_t opcode = command_[BH_COMMAND_OPCODE];
+  if (opcode > BH_DEVICE_DIGEST || opcode == 0)
+    return Error{Status::NOT_SUPPORTED,
+                 fmt::format("opcode {}: this device does not have it", opcode)};
+  const uint64_t at = command_[BH_COMMAND_INPUT], bytes = command_[BH_COMMAND_INPUT_BYTES];
+  if (bytes > kRequestBytesMax || !window_.is_payload(at, bytes))
+    return Error{Status::INVALID_ARGUMENT,
+                 fmt::format("an input of {} bytes at offset {} of the pool: it has to lie in the "
+                             "payload",
+                             bytes, at)};
+  window_.access().acquire(at, bytes);
+  const std::byte* from = window_.access().payload(at);
+  const std::vector<std::byte> input(from, from + bytes);
+  if (is_lost(at, bytes)) return Error{Status::MEDIA_ERROR, "the memory of the request failed"};
+  auto decoded = DecodedRequest::decode(input);
+  if (!decoded) return decoded.error();
+  request_.emplace(std::move(*decoded));
+  input_bytes_ = bytes;
+  const auto operation = static_cast<uint64_t>(request_->request().operation);
+  if (operation != opcode)
+    return Error{
+        Status::INVALID_ARGUMENT,
+        fmt::format("a command of opcode {} with a request of operation {}", opcode, operation)};
+  if (auto good = check_blocks(); !good) return good;
+  for (size_t i = 0; i < request_->blocks().size(); ++i)
+    request_->set_bytes(i, reinterpret_cast<const uint8_t*>(
+                               window_.access().payload(request_->blocks()[i].offset)));
+  return {};
+}
+
+Result<void> Task::find_room() {
+  const auto bytes = ndp::answer_bytes(request_->request());
+  if (!bytes) return bytes.error();
+  places_ = AnswerPlaces(*bytes);
+  const uint64_t left_out_max = request_->blocks().size() * sizeof(uint32_t);
+  if (places_.left_out > room().size() || room().size() - places_.left_out < left_out_max)
+    return Error{Status::BUFFER_TOO_SMALL,
+                 fmt::format("the answer takes {} bytes and has room of {}",
+                             places_.left_out + left_out_max, room().size())};
+  job_.emplace(
+      ndp::Job{request_->request(),
+               {room().first(bytes->first), room().subspan(places_.second, bytes->second)}});
+  return {};
+}
+
+bool Task::is_small() const {
+  uint64_t tokens = 0;
+  for (const ndp::StoredBlock& block : job_->request.heads.blocks)
+    tokens += tokens_of(block).value_or(0);
+  const uint64_t queries = std::max<uint64_t>(job_->request.queries.count, 1);
+  return tokens * queries * job_->request.heads.heads <= kSmallWork;
+}
+
+void Task::begin(ndp::Engine& engine, const ndp::Checkpoint& checkpoint) {
+  begun_ns_ = window_.access().recency_ns();
+  for (const bh_device_block& block : request_->blocks())
+    window_.access().acquire(block.offset, block.stored_bytes);
+  try {
+    job_->checkpoint = checkpoint;
+    engine.submit(*job_);
+    (void)poll(engine);
+  } catch (const std::bad_alloc&) {
+    end(Error{Status::LIMIT_REACHED, "the device has no memory for this request"});
+  }
+}
+
+bool Task::poll(ndp::Engine& engine) {
+  if (done_) return true;
+  if (is_cancelled() || is_late()) engine.cancel(*job_);
+  if (engine.poll(*job_)) conclude();
+  return done_;
+}
+
+void Task::refuse(Status status) { end(Error{status, {}}); }
+
+void Task::conclude() {
+  if (!*job_->answer && job_->answer->status() == Status::DEVICE_LOST) {
+    done_ = true;
+    return;
+  }
+  auto good = take_answer();
+  if (good) return;
+  const bool was_late = good.status() == Status::CANCELLED && !is_cancelled() && is_late();
+  end(was_late ? Error{Status::TIMED_OUT, {}} : good.error());
+}
+
+Result<void> Task::take_answer() {
+  // Whatever went wrong, a block that did not stay, or whose memory failed, may be why. The fence
+  // has headers loaded after all that was read of the blocks: where they are unchanged, so were
+  // the blocks.
+  window_.access().fence();
+  if (auto good = check_blocks(); !good) return good;
+  for (size_t i = 0; i < request_->blocks().size(); ++i) {
+    const bh_device_block& block = request_->blocks()[i];
+    if (is_lost(block.offset, block.stored_bytes))
+      return Error{Status::DAMAGED, fmt::format("block {}: its memory failed", i)};
+  }
+  const Result<ndp::BlocksRead>& read = *job_->answer;
+  if (!read) return read.error();
+  completion_[BH_COMPLETION_READ_BYTES] = read->bytes;
+  for (size_t i = 0; i < read->left_out.size(); ++i) {
+    const auto block = static_cast<uint32_t>(read->left_out[i]);
+    std::memcpy(&room()[places_.left_out + i * sizeof block], &block, sizeof block);
+  }
+  complete(Status::OK, static_cast<uint32_t>(read->left_out.size()),
+           places_.left_out + read->left_out.size() * sizeof(uint32_t));
+  return {};
+}
+
+/// Memory failed there: what was read may be zeros.
+bool Task::is_lost(uint64_t offset, uint64_t bytes) const {
+  return window_.access().media_failed() || window_.access().payload_lost(offset, bytes);
+}
+
+Result<void> Task::check_blocks() const {
+  for (size_t i = 0; i < request_->blocks().size(); ++i) {
+    if (!window_.is_block(request_->blocks()[i]))
+      return Error{Status::LAPSED,
+                   fmt::format("block {}: there is no such block at offset {} any more", i,
+                               request_->blocks()[i].offset)};
+  }
+  return {};
+}
+
+/// As much of the sentence as has room.
+void Task::end(const Error& error) {
+  const std::string why = error.message().substr(0, room().size());
+  std::memcpy(room().data(), why.data(), why.size());
+  completion_[BH_COMPLETION_READ_BYTES] = 0;
+  complete(error.status, 0, why.size());
+}
+
+/// With so much of the room as the answer.
+void Task::complete(Status status, uint32_t left_out, uint64_t bytes) {
+  if (bytes > 0) {
+    const uint64_t at = area_->offset() + command_[BH_COMMAND_ANSWER];
+    completion_[BH_COMPLETION_SUM] = hash64(room().data(), bytes);
+    window_.access().publish(at, bytes);
+    // What was stored to memory that failed has reached nobody.
+    if (is_lost(at, bytes)) {
+      status = Status::MEDIA_ERROR;
+      left_out = 0;
+      bytes = 0;
+      completion_[BH_COMPLETION_READ_BYTES] = 0;
+    }
+  }
+  if (bytes == 0) completion_[BH_COMPLETION_SUM] = hash64(nullptr, 0);
+  completion_[BH_COMPLETION_ID] = id();
+  completion_[BH_COMPLETION_STATUS] = static_cast<uint32_t>(status) | uint64_t{left_out} << 32;
+  completion_[BH_COMPLETION_BYTES] = bytes;
+  completion_[BH_COMPLETION_TIME_NS] = window_.access().recency_ns() - begun_ns_;
+  job_.reset();
+  request_.reset();
+  done_ = has_completion_ = true;
+}
+
+}  // namespace bowhead::device
