@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "bench/codec_bench.h"
+#include "bench/device_bench.h"
 #include "bench/gpu_bench.h"
 #include "bench/keep_bench.h"
 #include "bench/ndp_bench.h"
@@ -156,6 +157,29 @@ void add_ndp(CLI::App& app, Action& action, const std::string& command_line) {
   command->callback([options, &action] { action = [options] { return run_ndp_bench(*options); }; });
 }
 
+constexpr const char* kDeviceFooter = R"(
+A device (bowhead device serve) runs in a process of its own, on one CPU, and its client on another:
+the cost of a command without its work, a request beside the same one in the process, a small
+request behind large ones, and the time until a device that was killed has a successor.
+
+Examples:
+  bowhead-bench device
+  bowhead-bench device --json)";
+
+void add_device(CLI::App& app, Action& action, const std::string& command_line) {
+  auto* command = app.add_subcommand("device", "Commands to a device, beside the calling process");
+  auto options = std::make_shared<DeviceBenchOptions>();
+  command->add_option("--pool", options->locator,
+                      "Locator of its pools, created one after another (default: memory)");
+  add_rounds(*command, options->rounds);
+  command->add_flag("--quick", options->quick, "Small and short, as a smoke test: no result");
+  command->add_flag("--json", options->json, "One JSON line per figure");
+  command->footer(kDeviceFooter);
+  options->command = command_line;
+  command->callback(
+      [options, &action] { action = [options] { return run_device_bench(*options); }; });
+}
+
 constexpr const char* kGpuFooter = R"(
 Blocks of 16 tokens go from a paged cache in GPU memory to a pool in shared memory, and back: with
 pages that are one run of bytes for each layer's K and V, and with separate rows. The restored bytes
@@ -191,6 +215,7 @@ void add_all_commands(CLI::App& app, Action& action, const std::string& command_
   add_recall(app, action, command_line);
   add_keep(app, action, command_line);
   add_ndp(app, action, command_line);
+  add_device(app, action, command_line);
   add_gpu(app, action, command_line);
 }
 

@@ -1,28 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The benchmark runs in a child, so that its pools are removed however it ends: this process only
-// waits for it, or for a signal.
 #include "bench/pool_bench.h"
 
 #include <fmt/format.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
-#include <exception>
 
+#include "bench/child.h"
 #include "bench/rows.h"
-#include "pool/media/media.h"
-#include "tools/program/signals.h"
 
 namespace bowhead::bench {
 namespace {
-
-constexpr int kExitEnvironment = 3;
 
 struct Row {
   const char* name;
@@ -52,40 +40,6 @@ int measure(const PoolBenchOptions& options, const std::string& locator) {
   return 0;
 }
 
-int measure_guarded(const PoolBenchOptions& options, const std::string& locator) {
-  try {
-    return measure(options, locator);
-  } catch (const std::exception& exception) {
-    fmt::print(stderr, "bowhead: {}\n", exception.what());
-    return kExitEnvironment;
-  }
-}
-
-/// Waits until the child ends or a signal ends it; afterwards no child is left.
-int supervise(pid_t child, const sigset_t& signals) {
-  int code = kExitEnvironment;
-  for (;;) {
-    const int signal = sigwaitinfo(&signals, nullptr);
-    if (signal < 0 && errno == EINTR) continue;
-    if (signal != SIGCHLD) {
-      kill(child, SIGKILL);
-      code = 128 + signal;
-      break;
-    }
-    int status = 0;
-    const pid_t ended = waitpid(child, &status, WNOHANG);
-    if (ended == 0) continue;
-    if (WIFEXITED(status)) code = WEXITSTATUS(status);
-    if (WIFSIGNALED(status))
-      fmt::print(stderr, "bowhead: the benchmark was ended by signal {}\n", WTERMSIG(status));
-    break;
-  }
-  // Its children die with it and become children of this process (subreaper): wait for all of them.
-  while (waitpid(-1, nullptr, 0) > 0 || errno == EINTR) {
-  }
-  return code;
-}
-
 Result<void> check_options(const PoolBenchOptions& options) {
   const auto& names = pool_bench_rows();
   for (const std::string& row : options.rows) {
@@ -97,17 +51,6 @@ Result<void> check_options(const PoolBenchOptions& options) {
     return Error{Status::INVALID_ARGUMENT, "at least 5 rounds, for a median and a spread"};
   }
   return {};
-}
-
-/// The pools that are removed at the end must be the benchmark's own.
-Result<void> check_unused(const std::string& locator) {
-  const auto media = open_media(locator);
-  if (media.status() == Status::NO_SUCH_POOL) return {};
-  if (!media) return media.error();
-  return Error{Status::POOL_EXISTS,
-               fmt::format("{} exists, but the benchmark creates its own pools: give an unused "
-                           "locator",
-                           locator)};
 }
 
 }  // namespace
@@ -131,31 +74,7 @@ int run_pool_bench(const PoolBenchOptions& options) {
     if (auto result = check_unused(joined.substr(locator.size() + 1)); !result)
       return complain(result.error());
   }
-  sigset_t signals = cli::ending_signals();
-  sigset_t before;
-  sigaddset(&signals, SIGCHLD);
-  sigprocmask(SIG_BLOCK, &signals, &before);
-  prctl(PR_SET_CHILD_SUBREAPER, 1);
-  std::fflush(nullptr);
-  const int self = getpid();
-  const pid_t child = fork();
-  if (child == 0) {
-    sigprocmask(SIG_SETMASK, &before, nullptr);
-    die_with_parent(self);
-    _exit(measure_guarded(options, locator));
-  }
-  int code = kExitEnvironment;
-  if (child < 0) {
-    fmt::print(stderr, "bowhead: fork: {}\n", std::strerror(errno));
-  } else {
-    code = supervise(child, signals);
-  }
-  // These exist only if the child was killed.
-  (void)Pool::destroy(joined, true).status();
-  (void)Pool::destroy(locator, true).status();
-  prctl(PR_SET_CHILD_SUBREAPER, 0);
-  sigprocmask(SIG_SETMASK, &before, nullptr);
-  return code;
+  return run_in_child([&] { return measure(options, locator); }, {joined, locator});
 }
 
 }  // namespace bowhead::bench
