@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "api/support.h"
+#include "driver-shim/queue_pair.h"
+#include "ndp/engine.h"
 
 #pragma GCC visibility push(default)
 #include <bowhead/bowhead_ndp.h>
@@ -180,11 +182,21 @@ bh_status Request::set_views() {
   return BH_OK;
 }
 
+std::shared_ptr<ndp::Engine> engine_of(bh_pool& pool) {
+  static const auto process = std::make_shared<ndp::ProcessEngine>();
+  const std::lock_guard lock(pool.mutex);
+  return pool.engine != nullptr ? pool.engine : process;
+}
+
 bh_status Request::run(const ndp::AnswerRoom& room, bh_ndp_report* report) {
   if (report != nullptr) {
     if (const bh_status bad = check_struct(report, "report"); bad != BH_OK) return bad;
   }
-  const Result<ndp::BlocksRead> read = ndp::run(operation_, room);
+  ndp::Job job{operation_, room};
+  const auto engine = engine_of(*pool_);
+  engine->submit(job);
+  engine->wait(job);
+  const Result<ndp::BlocksRead>& read = *job.answer;
   // Whatever went wrong, a block that did not stay may be why.
   if (const bh_status bad = check_leases(); bad != BH_OK) return bad;
   if (!read) return fail(read.error());
@@ -196,6 +208,9 @@ bh_status Request::run(const ndp::AnswerRoom& room, bh_ndp_report* report) {
   done.left_out = static_cast<uint32_t>(read->left_out.size());
   for (const ndp::StoredBlock& block : blocks_) done.stored_bytes += block.bytes.size();
   done.read_bytes = read->bytes;
+  done.engine = job.was_elsewhere ? BH_NDP_DEVICE : BH_NDP_PROCESS;
+  done.engine_ns = job.device_ns;
+  done.modelled_ns = job.modelled_ns;
   write_struct(done, report);
   return BH_OK;
 }
@@ -203,6 +218,37 @@ bh_status Request::run(const ndp::AnswerRoom& room, bh_ndp_report* report) {
 }  // namespace
 
 extern "C" {
+
+bh_status bh_ndp_use_engine(bh_pool* pool, const bh_ndp_engine_options* options) {
+  return guarded(__func__, [&]() -> bh_status {
+    if (pool == nullptr) return null_argument("pool");
+    bh_ndp_engine_options given{};
+    if (options != nullptr) {
+      if (const bh_status bad = read_struct(options, "options", given); bad != BH_OK) return bad;
+    }
+    if (const bh_status bad =
+            check_bounds("options", {{"engine", given.engine, BH_NDP_DEVICE_OR_PROCESS}});
+        bad != BH_OK)
+      return bad;
+    if (pool->forks_at_open != forks()) return finish(Status::FORKED);
+    std::shared_ptr<ndp::Engine> engine;
+    if (given.engine != BH_NDP_PROCESS) {
+      bowhead::driver::QueuePairOptions of;
+      if (given.request_bytes != 0) of.request_bytes = given.request_bytes;
+      if (given.answer_bytes != 0) of.answer_bytes = given.answer_bytes;
+      if (given.timeout_ms != 0) of.timeout_ms = given.timeout_ms;
+      auto device = bowhead::driver::QueuePair::open(pool->pool, of);
+      if (!device) return fail(device.error());
+      if (given.engine == BH_NDP_DEVICE_OR_PROCESS)
+        engine = std::make_shared<ndp::FallbackEngine>(std::move(*device));
+      else
+        engine = std::move(*device);
+    }
+    const std::lock_guard lock(pool->mutex);
+    std::swap(pool->engine, engine);  // the one of before ends without the mutex
+    return BH_OK;
+  });
+}
 
 static_assert(sizeof(bh_ndp_hit) == sizeof(ndp::Hit) &&
               offsetof(bh_ndp_hit, token) == offsetof(ndp::Hit, token));

@@ -17,6 +17,7 @@
 #include <exception>
 #include <functional>
 #include <initializer_list>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <span>
@@ -26,6 +27,10 @@
 
 #include "base/status.h"
 #include "pool/pool.h"
+
+namespace bowhead::ndp {
+class Engine;
+}
 
 struct bh_pool {
   bh_pool(bowhead::Pool opened, unsigned forks) : pool(std::move(opened)), forks_at_open(forks) {}
@@ -37,6 +42,8 @@ struct bh_pool {
   std::unordered_map<uint64_t, bowhead::Reservation> reservations;
   /// What works on the pool on its own, by its address: bh_pool_close() ends it before the pool.
   std::unordered_map<const void*, std::function<void()>> ended_first;
+  /// Carries out computations; null: the calling thread does. Ends before the pool.
+  std::shared_ptr<bowhead::ndp::Engine> engine;
 };
 
 namespace bowhead::api {

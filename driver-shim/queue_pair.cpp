@@ -85,7 +85,11 @@ class QueuePair::Impl {
   }
 
   void submit(std::span<Job> jobs) {
-    for (Job& job : jobs) job.answer.reset();
+    for (Job& job : jobs) {
+      job.answer.reset();
+      job.was_elsewhere = false;
+      job.device_ns = job.modelled_ns = 0;
+    }
     if (window_.access().forked()) {
       for (Job& job : jobs) job.answer = Status::FORKED;
       return;
@@ -160,6 +164,11 @@ class QueuePair::Impl {
   static Error device_gone() {
     return device_lost("does not run: start it with `bowhead device serve`");
   }
+  /// What the process would say to a request that cannot be sent.
+  static Error refusal(const Job& job, Error otherwise) {
+    auto good = ndp::check(job.request);
+    return good ? std::move(otherwise) : good.error();
+  }
   static size_t index_of(uint64_t number) { return number & ((1u << kIndexBits) - 1); }
 
   uint64_t limit_ns(uint64_t limit_ms) const {
@@ -227,12 +236,12 @@ class QueuePair::Impl {
   void enqueue(Job& job) {
     const auto parts = ndp::answer_bytes(job.request);
     if (!parts) {
-      job.answer = parts.error();
+      job.answer = refusal(job, parts.error());
     } else if (job.room.first.size() != parts->first || job.room.second.size() != parts->second) {
-      job.answer = Error{
-          Status::INVALID_ARGUMENT,
-          fmt::format("room of {} and {} bytes for an answer of {} and {}", job.room.first.size(),
-                      job.room.second.size(), parts->first, parts->second)};
+      job.answer = refusal(job, {Status::INVALID_ARGUMENT,
+                                 fmt::format("room of {} and {} bytes for an answer of {} and {}",
+                                             job.room.first.size(), job.room.second.size(),
+                                             parts->first, parts->second)});
     } else {
       Command& command = add(Command::Kind::JOB);
       command.job = &job;
@@ -347,6 +356,7 @@ class QueuePair::Impl {
         break;
       case Command::Kind::JOB:
         if (command.job == nullptr) break;
+        command.job->was_elsewhere = true;
         command.job->device_ns = completion[BH_COMPLETION_TIME_NS];
         command.job->modelled_ns = completion[BH_COMPLETION_MODELLED_NS];
         finish(command, take_answer(completion, command));
@@ -400,11 +410,11 @@ class QueuePair::Impl {
       Command& command = commands_[waiting_.front()];
       const auto bytes = device::encode(command.job->request);
       if (!bytes) {
-        finish(command, bytes.error());
+        finish(command, refusal(*command.job, bytes.error()));
         continue;
       }
       if (auto room = check_room(bytes->size(), command.answer_bytes); !room) {
-        finish(command, room.error());
+        finish(command, refusal(*command.job, room.error()));
         continue;
       }
       const auto request_at = request_pieces_.take(bytes->size());

@@ -62,7 +62,14 @@ Result<void> check_layout_of(const HeadsOfBlocks& heads) {
 /// Blocks whose lengths and layouts are right.
 class Blocks {
  public:
+  /// What needs no bytes of them is checked, and then what frames say of themselves.
   static Result<Blocks> open(const HeadsOfBlocks& heads) {
+    auto blocks = arrange(heads);
+    if (!blocks) return blocks;
+    if (auto good = blocks->check_frames(); !good) return good.error();
+    return blocks;
+  }
+  static Result<Blocks> arrange(const HeadsOfBlocks& heads) {
     if (auto good = check_layout_of(heads); !good) return good.error();
     Blocks blocks(heads);
     std::vector<HeldTokens> held;
@@ -81,7 +88,6 @@ class Blocks {
       held.push_back({block.first_token, blocks.tokens_.back(), i});
     }
     if (auto good = check_apart("block", std::move(held)); !good) return good.error();
-    if (auto good = blocks.check_frames(); !good) return good.error();
     blocks.order_.resize(blocks.count());
     std::iota(blocks.order_.begin(), blocks.order_.end(), size_t{0});
     std::sort(blocks.order_.begin(), blocks.order_.end(),
@@ -702,17 +708,78 @@ Result<BlockHits> top_k(const HeadsOfBlocks& heads, const HeadQueries& queries, 
   return answer;
 }
 
+Result<void> check_score(const HeadsOfBlocks& heads, const HeadQueries& queries) {
+  const auto blocks = Blocks::arrange(heads);
+  if (!blocks) return blocks.error();
+  const auto wanted = queries_of(*blocks, queries);
+  return wanted ? Result<void>() : wanted.error();
+}
+
+Result<void> check_top_k(const HeadsOfBlocks& heads, const HeadQueries& queries, uint32_t k,
+                         double bytes_per_token) {
+  const auto blocks = Blocks::arrange(heads);
+  if (!blocks) return blocks.error();
+  if (auto good = check_top_k(*blocks, queries, {k, bytes_per_token, {}}); !good) return good;
+  const auto wanted = queries_of(*blocks, queries);
+  if (!wanted) return wanted.error();
+  const auto room = TopK::of((*wanted)[0].answers(), k);
+  return room ? Result<void>() : room.error();
+}
+
 // ---- attention, rows, pages ----
+
+namespace {
+
+Result<std::vector<Queries>> queries_to_attend(const Blocks& blocks, const HeadQueries& queries) {
+  if (blocks.layout().value_channels == 0)
+    return refuse("blocks of keys only have nothing to attend to");
+  auto wanted = queries_of(blocks, queries);
+  if (!wanted) return wanted;
+  if (auto good = check_single((*wanted)[0]); !good) return good.error();
+  return wanted;
+}
+
+Result<size_t> row_bytes_of(const Blocks& blocks, uint32_t part) {
+  const size_t bytes = part > 1 ? 0 : row_bytes(blocks.layout(), part);
+  if (bytes > 0) return bytes;
+  return refuse(
+      fmt::format("part {} of blocks of {}: keys are 0, values 1", part, to_text(blocks.layout())));
+}
+
+}  // namespace
+
+Result<void> check_attend(const HeadsOfBlocks& heads, const HeadQueries& queries) {
+  const auto blocks = Blocks::arrange(heads);
+  if (!blocks) return blocks.error();
+  const auto wanted = queries_to_attend(*blocks, queries);
+  return wanted ? Result<void>() : wanted.error();
+}
+
+Result<void> check_gather(const HeadsOfBlocks& heads, uint32_t part,
+                          std::span<const uint32_t> tokens) {
+  const auto blocks = Blocks::arrange(heads);
+  if (!blocks) return blocks.error();
+  if (auto bytes = row_bytes_of(*blocks, part); !bytes) return bytes.error();
+  for (const uint32_t token : tokens) {
+    if (!blocks->holder_of(token)) return refuse(fmt::format("no block has token {}", token));
+  }
+  return {};
+}
+
+Result<void> check_digest(const HeadsOfBlocks& heads, uint32_t page_tokens) {
+  const auto blocks = Blocks::arrange(heads);
+  if (!blocks) return blocks.error();
+  const auto pages = pages_of(heads.blocks, page_tokens);
+  return pages ? Result<void>() : pages.error();
+}
 
 Result<BlocksRead> attend(const HeadsOfBlocks& heads, const HeadQueries& queries,
                           std::span<float> outputs, std::span<float> log_sum_exps) {
   auto blocks = Blocks::open(heads);
   if (!blocks) return blocks.error();
-  const uint32_t channels = blocks->layout().value_channels;
-  if (channels == 0) return refuse("blocks of keys only have nothing to attend to");
-  const auto wanted = queries_of(*blocks, queries);
+  const auto wanted = queries_to_attend(*blocks, queries);
   if (!wanted) return wanted.error();
-  if (auto good = check_single((*wanted)[0]); !good) return good.error();
+  const uint32_t channels = blocks->layout().value_channels;
   const size_t all = size_t{queries.count} * blocks->heads();
   if (auto good = check_size("outputs", outputs.size(), all * channels); !good) return good.error();
   if (auto good = check_size("log_sum_exps", log_sum_exps.size(), all); !good) return good.error();
@@ -763,10 +830,9 @@ Result<BlocksRead> gather(const HeadsOfBlocks& heads, uint32_t part,
                           std::span<const uint32_t> tokens, std::span<std::byte> rows) {
   auto blocks = Blocks::open(heads);
   if (!blocks) return blocks.error();
-  const size_t row_bytes = part > 1 ? 0 : bowhead::row_bytes(blocks->layout(), part);
-  if (row_bytes == 0)
-    return refuse(fmt::format("part {} of blocks of {}: keys are 0, values 1", part,
-                              to_text(blocks->layout())));
+  const auto bytes = row_bytes_of(*blocks, part);
+  if (!bytes) return bytes.error();
+  const size_t row_bytes = *bytes;
   if (rows.size() != row_bytes * tokens.size() * blocks->heads())
     return refuse(fmt::format("space of {} bytes for rows, and not {}", rows.size(),
                               row_bytes * tokens.size() * blocks->heads()));

@@ -120,6 +120,17 @@ Result<BlocksRead> gather(const HeadsOfBlocks& heads, uint32_t part,
 /// no token.
 Result<BlocksRead> digest(const HeadsOfBlocks& heads, uint32_t page_tokens, std::span<float> least,
                           std::span<float> largest);
+
+// The checks of these operations that need no bytes of the blocks, but for the size of answers: what
+// an operation with good blocks would return.
+Result<void> check_score(const HeadsOfBlocks& heads, const HeadQueries& queries);
+Result<void> check_top_k(const HeadsOfBlocks& heads, const HeadQueries& queries, uint32_t k,
+                         double bytes_per_token);
+Result<void> check_attend(const HeadsOfBlocks& heads, const HeadQueries& queries);
+Result<void> check_gather(const HeadsOfBlocks& heads, uint32_t part,
+                          std::span<const uint32_t> tokens);
+Result<void> check_digest(const HeadsOfBlocks& heads, uint32_t page_tokens);
+
 /// The number of these pages.
 Result<uint64_t> pages_of(std::span<const StoredBlock> blocks, uint32_t page_tokens);
 /// The tokens of a block by its layout; empty if its length fits no number of tokens.

@@ -23,6 +23,7 @@ void ProcessEngine::submit(std::span<Job> jobs) {
   const Clock::time_point submitted = Clock::now();
   for (Job& job : jobs) {
     const Clock::time_point begun = Clock::now();
+    job.was_elsewhere = false;
     constexpr uint64_t kMostMs = uint64_t{1} << 32;
     const std::chrono::milliseconds limit(std::min(job.time_limit_ms, kMostMs));
     job.answer = job.time_limit_ms > 0 ? run_within(job, submitted + limit)
@@ -30,6 +31,12 @@ void ProcessEngine::submit(std::span<Job> jobs) {
     job.device_ns = static_cast<uint64_t>(
         std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - begun).count());
   }
+}
+
+bool FallbackEngine::finish(Job& job) {
+  const Status status = job.answer->status();
+  if (status == Status::DEVICE_LOST || status == Status::LIMIT_REACHED) process_.submit(job);
+  return true;
 }
 
 }  // namespace bowhead::ndp

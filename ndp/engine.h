@@ -4,8 +4,10 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 
 #include "ndp/request.h"
 
@@ -21,7 +23,8 @@ struct Job {
 
   std::optional<Result<BlocksRead>> answer = {};  ///< once it is done
   uint64_t device_ns = 0;                         ///< then: time that the engine took
-  uint64_t modelled_ns = 0;  ///< and that the modelled device takes; 0: there is no model
+  uint64_t modelled_ns = 0;    ///< and that the modelled device takes; 0: there is no model
+  bool was_elsewhere = false;  ///< and whether it was not in the calling thread
 
   uint64_t ticket = 0;  ///< of the engine
 };
@@ -68,6 +71,28 @@ class ProcessEngine final : public Engine {
   bool poll(Job&) override { return true; }
   void wait(Job&) override {}
   void cancel(Job&) override {}
+};
+
+/// Has another engine do the jobs, and does in the calling thread those that the other cannot: its
+/// device does not answer, or it has no room for them.
+class FallbackEngine final : public Engine {
+ public:
+  using Engine::submit;
+  explicit FallbackEngine(std::unique_ptr<Engine> first) : first_(std::move(first)) {}
+  const char* name() const override { return "device or process"; }
+  void submit(std::span<Job> jobs) override { first_->submit(jobs); }
+  bool poll(Job& job) override { return first_->poll(job) && finish(job); }
+  void wait(Job& job) override {
+    first_->wait(job);
+    finish(job);
+  }
+  void cancel(Job& job) override { first_->cancel(job); }
+
+ private:
+  bool finish(Job& job);
+
+  const std::unique_ptr<Engine> first_;
+  ProcessEngine process_;
 };
 
 }  // namespace bowhead::ndp

@@ -110,6 +110,22 @@ Result<AnswerBytes> answer_bytes(const Request& request) {
   return AnswerBytes{first.value(), second.value()};
 }
 
+Result<void> check(const Request& request) {
+  switch (request.operation) {
+    case Operation::SCORE:
+      return check_score(request.heads, request.queries);
+    case Operation::TOP_K:
+      return check_top_k(request.heads, request.queries, request.k, request.bytes_per_token);
+    case Operation::ATTEND:
+      return check_attend(request.heads, request.queries);
+    case Operation::GATHER:
+      return check_gather(request.heads, request.part, request.tokens);
+    case Operation::DIGEST:
+      return check_digest(request.heads, request.page_tokens);
+  }
+  return answer_bytes(request).error();
+}
+
 namespace {
 
 Result<BlocksRead> carry_out(const Request& request, const AnswerRoom& room) {

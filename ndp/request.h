@@ -50,6 +50,10 @@ struct AnswerRoom {
 /// How many bytes the answer takes. INVALID_ARGUMENT: there is none, or it takes 2^63 or more.
 Result<AnswerBytes> answer_bytes(const Request& request);
 
+/// The request as it is, without the bytes of its blocks: what run() would return for good blocks and
+/// the right room.
+Result<void> check(const Request& request);
+
 /// Carries it out, in the calling thread. `room` is aligned to 4 bytes. `checkpoint`, if there is
 /// one, is asked now and then, and ends it with a status of its own. Statuses of the operation;
 /// INVALID_ARGUMENT also: the room has another size than answer_bytes(). After an error the room

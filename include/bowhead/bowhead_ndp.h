@@ -18,7 +18,8 @@
  *
  * A request is about some heads of one layer and, for each of them, some queries; the layout of the
  * leased blocks must say so (bh_kv_layout), and be the same for all. The operations of a request
- * run in the calling thread. Positions in a sequence are 32 bits.
+ * run in the calling thread, or on a device (bh_ndp_use_engine()), with the same answers. Positions
+ * in a sequence are 32 bits.
  *
  * What is trusted. What is decoded of a compressed block is verified by checksums of the frame:
  * everything, but in bh_ndp_topk(), for blocks of 256 tokens or more, the first bits of numbers
@@ -49,6 +50,8 @@
  *   channels
  * - BH_DAMAGED, BH_UNSUPPORTED_CODEC: a compressed block cannot be read, and the request does not
  *   say that it is to be left out. The text of the error names it by its number.
+ * - BH_DEVICE_LOST, with BH_NDP_DEVICE only: the device does not answer
+ * - BH_LIMIT_REACHED, likewise: the request or its answer does not fit the memory of the queue
  * - BH_READ_ONLY: the handle only observes
  * - BH_MEDIA_ERROR: as for all functions of the pool. */
 #ifndef BOWHEAD_BOWHEAD_NDP_H
@@ -133,7 +136,46 @@ typedef struct bh_ndp_report {
                               out, of a compressed block what sinks and a window share, and by
                               bh_ndp_topk() what heads share, but in one pass with tokens first, for
                               as many heads of finite queries as have up to 2^20 tokens */
+  uint32_t engine;       /**< that carried it out: BH_NDP_PROCESS or BH_NDP_DEVICE */
+  uint32_t reserved;     /**< 0 */
+  uint64_t engine_ns;    /**< time that this took, without the way there and back */
+  uint64_t modelled_ns;  /**< time that it would take on the hardware that the device models; 0: it
+                              models none */
 } bh_ndp_report;
+
+/** @}
+ * @name Engines
+ * @{ */
+
+/** @name Kinds of engines
+ * @{ */
+#define BH_NDP_PROCESS 0u /**< the calling thread */
+#define BH_NDP_DEVICE 1u  /**< the device of the pool (`bowhead device serve`) */
+/** The device; and the calling thread for what the device cannot do, because it does not answer, or
+ * the request does not fit its queue. */
+#define BH_NDP_DEVICE_OR_PROCESS 2u
+/** @} */
+
+/** Where operations run. */
+typedef struct bh_ndp_engine_options {
+  uint32_t struct_bytes;  /**< sizeof */
+  uint32_t engine;        /**< BH_NDP_PROCESS, BH_NDP_DEVICE or BH_NDP_DEVICE_OR_PROCESS */
+  uint64_t request_bytes; /**< memory of the pool for requests that are under way; 0: 1 MiB. A
+                               request has 192 bytes, 32 for each block, its queries and positions */
+  uint64_t answer_bytes;  /**< likewise for their answers; 0: 4 MiB */
+  uint64_t timeout_ms;    /**< until a device that does not answer is lost; 0: 10,000 */
+} bh_ndp_engine_options;
+
+/** Chooses the engine of all operations of this handle, from now on. Several threads may have
+ * operations on a device under way. A device takes one of eight queues of this host, until another
+ * engine is chosen or the pool is closed. It need not run yet.
+ * @param pool the pool
+ * @param options NULL: BH_NDP_PROCESS
+ * @retval BH_INVALID_ARGUMENT there is no such engine
+ * @retval BH_LIMIT_REACHED all queues of this host are taken
+ * @retval BH_NOT_SUPPORTED an earlier version created the pool
+ * @retval BH_NO_SPACE the pool has no space for the memory of the queue */
+bh_status bh_ndp_use_engine(bh_pool* pool, const bh_ndp_engine_options* options);
 
 /** @}
  * @name Operations

@@ -8,12 +8,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/random.h"
+#include "firmware-sim/device.h"
 #include "tests/api/structs.h"
 
 namespace {
@@ -44,7 +48,32 @@ std::vector<uint16_t> numbers(size_t count, uint64_t seed) {
   return all;
 }
 
-class Ndp : public ::testing::TestWithParam<uint32_t> {
+/// The order of blocks, and where computations run.
+struct Setting {
+  uint32_t order;
+  uint32_t engine;
+};
+
+/// A device in a thread, with the pool's own code, which is linked beside the library.
+class DeviceThread {
+ public:
+  explicit DeviceThread(const std::string& locator)
+      : pool_(bowhead::Pool::open(locator, {.prefault = false}).value()),
+        device_(bowhead::device::Device::make(pool_).value()),
+        thread_([this] { EXPECT_TRUE(device_->serve([this] { return stops_.load(); })); }) {}
+  ~DeviceThread() {
+    stops_ = true;
+    thread_.join();
+  }
+
+ private:
+  bowhead::Pool pool_;
+  std::unique_ptr<bowhead::device::Device> device_;
+  std::atomic<bool> stops_{false};
+  std::thread thread_;
+};
+
+class Ndp : public ::testing::TestWithParam<Setting> {
  protected:
   void SetUp() override {
     locator_ = "shm:bowhead-ndp-test-" + std::to_string(getpid());
@@ -57,8 +86,18 @@ class Ndp : public ::testing::TestWithParam<uint32_t> {
     queries_.resize(size_t{kHeads} * kQueries * kChannels);
     bowhead::Random random(9);
     for (float& value : queries_) value = (static_cast<float>(random.below(2001)) - 1000) / 512;
+    if (GetParam().engine == BH_NDP_PROCESS) return;
+    device_ = std::make_unique<DeviceThread>(locator_);
+    ASSERT_EQ(use(GetParam().engine), BH_OK) << bh_last_error();
+  }
+  bh_status use(uint32_t engine, uint64_t answer_bytes = 0) {
+    auto options = sized<bh_ndp_engine_options>();
+    options.engine = engine;
+    options.answer_bytes = answer_bytes;
+    return bh_ndp_use_engine(pool_, &options);
   }
   void TearDown() override {
+    device_.reset();
     bh_pool_close(pool_);
     EXPECT_EQ(bh_pool_destroy(locator_.c_str(), 0), BH_OK) << bh_last_error();
   }
@@ -70,7 +109,7 @@ class Ndp : public ::testing::TestWithParam<uint32_t> {
     auto options = sized<bh_namespace_options>();
     options.profile = profile;
     options.layout.number_format = BH_NUMBER_BF16;
-    options.layout.order = static_cast<uint8_t>(GetParam());
+    options.layout.order = static_cast<uint8_t>(GetParam().order);
     options.layout.parts = 2;
     options.layout.layers = 2;
     options.layout.heads = kHeads;
@@ -110,6 +149,7 @@ class Ndp : public ::testing::TestWithParam<uint32_t> {
   }
 
   std::string locator_;
+  std::unique_ptr<DeviceThread> device_;
   bh_pool* pool_ = nullptr;
   bh_namespace_id ns_ = 0;  // of the compressed blocks
   std::vector<bh_lease> plain_, coded_;
@@ -241,7 +281,7 @@ TEST_P(Ndp, FewestBytesFindTheSameAndReadLess) {
     EXPECT_EQ(hits_[i].score, hits[i].score);
   }
   // With tokens first each head counts what they share; in one pass they do together.
-  if (GetParam() == BH_ORDER_HEADS_FIRST) {
+  if (GetParam().order == BH_ORDER_HEADS_FIRST) {
     EXPECT_LT(report_.read_bytes, read_bytes);
   }
   for (const uint32_t flags : {0u, BH_NDP_FEWEST_BYTES}) {
@@ -439,7 +479,7 @@ TEST_P(Ndp, TheChildOfAForkIsToldSo) {
 TEST_P(Ndp, KeysAreTimesTheScalesInTheBlock) {
   auto options = sized<bh_namespace_options>();
   options.layout.number_format = BH_NUMBER_INT8;
-  options.layout.order = static_cast<uint8_t>(GetParam());
+  options.layout.order = static_cast<uint8_t>(GetParam().order);
   options.layout.parts = 1;
   options.layout.layers = options.layout.heads = 1;
   options.layout.key_channels = 4;
@@ -485,9 +525,64 @@ TEST_P(Ndp, OpaqueBlocksHaveNoHeads) {
   EXPECT_REFUSED(top(request), BH_INVALID_ARGUMENT, "block 1");
 }
 
-INSTANTIATE_TEST_SUITE_P(Orders, Ndp, testing::Values(BH_ORDER_HEADS_FIRST, BH_ORDER_TOKENS_FIRST),
+TEST_P(Ndp, SaysWhichEngineDidIt) {
+  const bh_ndp_request request = request_for(coded_);
+  const bool device = GetParam().engine != BH_NDP_PROCESS;
+  ASSERT_EQ(top(request), BH_OK) << bh_last_error();
+  EXPECT_EQ(report_.engine, device ? BH_NDP_DEVICE : BH_NDP_PROCESS);
+  EXPECT_GT(report_.engine_ns, 0u);
+  // Without a device, whichever engine was chosen before.
+  device_.reset();
+  const auto best = hits_;
+  ASSERT_EQ(use(BH_NDP_DEVICE), BH_OK) << bh_last_error();
+  EXPECT_REFUSED(top(request), BH_DEVICE_LOST, "bowhead device serve");
+  ASSERT_EQ(use(BH_NDP_DEVICE_OR_PROCESS), BH_OK) << bh_last_error();
+  ASSERT_EQ(top(request), BH_OK) << bh_last_error();
+  EXPECT_EQ(report_.engine, BH_NDP_PROCESS);
+  EXPECT_EQ(std::memcmp(best.data(), hits_.data(), best.size() * sizeof(bh_ndp_hit)), 0);
+  ASSERT_EQ(bh_ndp_use_engine(pool_, nullptr), BH_OK) << bh_last_error();
+  ASSERT_EQ(top(request), BH_OK) << bh_last_error();
+  EXPECT_EQ(report_.engine, BH_NDP_PROCESS);
+}
+
+TEST_P(Ndp, AnAnswerThatHasNoRoomOnTheDeviceIsTheProcesss) {
+  if (device_ == nullptr) device_ = std::make_unique<DeviceThread>(locator_);
+  const bh_ndp_request request = request_for(plain_);
+  std::vector<float> scores(size_t{kHeads} * kQueries * kAllTokens);
+  const auto score = [&] {
+    return bh_ndp_score(pool_, &request, scores.data(), scores.size(), &report_);
+  };
+  ASSERT_EQ(use(BH_NDP_DEVICE, 4096), BH_OK) << bh_last_error();
+  EXPECT_REFUSED(score(), BH_LIMIT_REACHED, "has room for 4096");
+  ASSERT_EQ(use(BH_NDP_DEVICE_OR_PROCESS, 4096), BH_OK) << bh_last_error();
+  ASSERT_EQ(score(), BH_OK) << bh_last_error();
+  EXPECT_EQ(report_.engine, BH_NDP_PROCESS);
+  ASSERT_EQ(top(request), BH_OK) << bh_last_error();
+  EXPECT_EQ(report_.engine, BH_NDP_DEVICE);
+}
+
+TEST_P(Ndp, RefusesEnginesThatThereAreNot) {
+  EXPECT_EQ(bh_ndp_use_engine(nullptr, nullptr), BH_INVALID_ARGUMENT);
+  EXPECT_REFUSED(use(3), BH_INVALID_ARGUMENT, "engine");
+  auto options = sized<bh_ndp_engine_options>();
+  options.struct_bytes = 4;
+  EXPECT_EQ(bh_ndp_use_engine(pool_, &options), BH_INVALID_ARGUMENT);
+  EXPECT_EQ(use(BH_NDP_DEVICE, uint64_t{1} << 60), BH_OK);  // its area is the device's to give
+  if (device_ != nullptr) {
+    EXPECT_NE(top(request_for(plain_)), BH_OK);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Orders, Ndp,
+                         testing::Values(Setting{BH_ORDER_HEADS_FIRST, BH_NDP_PROCESS},
+                                         Setting{BH_ORDER_TOKENS_FIRST, BH_NDP_PROCESS},
+                                         Setting{BH_ORDER_HEADS_FIRST, BH_NDP_DEVICE},
+                                         Setting{BH_ORDER_TOKENS_FIRST, BH_NDP_DEVICE_OR_PROCESS}),
                          [](const auto& of) {
-                           return of.param == BH_ORDER_HEADS_FIRST ? "HeadsFirst" : "TokensFirst";
+                           return std::string(of.param.order == BH_ORDER_HEADS_FIRST
+                                                  ? "HeadsFirst"
+                                                  : "TokensFirst") +
+                                  (of.param.engine == BH_NDP_PROCESS ? "" : "OnADevice");
                          });
 
 }  // namespace

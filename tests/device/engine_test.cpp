@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What all engines have in common: in the process, on the device with one thread and with several,
-// and with an injector around them that does nothing. Then what the injector does.
+// with an injector around them that does nothing, and with the process behind them where there is no
+// device. Then what the injector does.
 #include "ndp/engine.h"
 
 #include <fmt/format.h>
@@ -30,22 +31,33 @@ using std::chrono::steady_clock;
 
 constexpr uint32_t kManyQueries = 256;
 
-enum class Kind { PROCESS, DEVICE, DEVICE_OF_THREADS, INJECTOR, INJECTOR_OF_DEVICE };
+enum class Kind {
+  PROCESS,
+  DEVICE,
+  DEVICE_OF_THREADS,
+  INJECTOR,
+  INJECTOR_OF_DEVICE,
+  FALLBACK,
+  FALLBACK_OF_DEVICE
+};
 
 class EachEngine : public EngineTest, public testing::WithParamInterface<Kind> {
  protected:
   EachEngine() {
     const Kind kind = GetParam();
-    const bool has_device = kind != Kind::PROCESS && kind != Kind::INJECTOR;
-    if (has_device) {
+    if (kind == Kind::DEVICE || kind == Kind::DEVICE_OF_THREADS ||
+        kind == Kind::INJECTOR_OF_DEVICE || kind == Kind::FALLBACK_OF_DEVICE)
       device_.emplace(pool_.locator(),
                       device::Options{.threads = kind == Kind::DEVICE_OF_THREADS ? 3u : 1u});
+    if (kind == Kind::PROCESS || kind == Kind::INJECTOR) {
+      inner_ = std::make_unique<ndp::ProcessEngine>();
+    } else {
       auto pair = driver::QueuePair::open(pool());
       EXPECT_TRUE(pair) << pair.error().message();
       inner_ = std::move(*pair);
-    } else {
-      inner_ = std::make_unique<ndp::ProcessEngine>();
     }
+    if (kind == Kind::FALLBACK || kind == Kind::FALLBACK_OF_DEVICE)
+      inner_ = std::make_unique<ndp::FallbackEngine>(std::move(inner_));
     if (kind == Kind::INJECTOR || kind == Kind::INJECTOR_OF_DEVICE)
       injector_ = std::make_unique<Injector>(*inner_, std::vector<Fault>());
   }
@@ -71,13 +83,14 @@ class EachEngine : public EngineTest, public testing::WithParamInterface<Kind> {
 };
 
 std::string kind_name(const testing::TestParamInfo<Kind>& of) {
-  constexpr const char* kNames[] = {"Process", "Device", "DeviceOfThreads", "Injector",
-                                    "InjectorOfDevice"};
+  constexpr const char* kNames[] = {"Process",          "Device",   "DeviceOfThreads", "Injector",
+                                    "InjectorOfDevice", "Fallback", "FallbackOfDevice"};
   return kNames[static_cast<int>(of.param)];
 }
 INSTANTIATE_TEST_SUITE_P(Engines, EachEngine,
                          testing::Values(Kind::PROCESS, Kind::DEVICE, Kind::DEVICE_OF_THREADS,
-                                         Kind::INJECTOR, Kind::INJECTOR_OF_DEVICE),
+                                         Kind::INJECTOR, Kind::INJECTOR_OF_DEVICE, Kind::FALLBACK,
+                                         Kind::FALLBACK_OF_DEVICE),
                          kind_name);
 
 TEST_P(EachEngine, AnswersAsTheProcess) {
