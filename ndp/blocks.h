@@ -121,8 +121,8 @@ Result<BlocksRead> gather(const HeadsOfBlocks& heads, uint32_t part,
 Result<BlocksRead> digest(const HeadsOfBlocks& heads, uint32_t page_tokens, std::span<float> least,
                           std::span<float> largest);
 
-// The checks of these operations that need no bytes of the blocks, but for the size of answers: what
-// an operation with good blocks would return.
+// The checks of these operations that need no bytes of the blocks, but for the size of answers:
+// what an operation with good blocks would return.
 Result<void> check_score(const HeadsOfBlocks& heads, const HeadQueries& queries);
 Result<void> check_top_k(const HeadsOfBlocks& heads, const HeadQueries& queries, uint32_t k,
                          double bytes_per_token);

@@ -50,8 +50,8 @@ struct AnswerRoom {
 /// How many bytes the answer takes. INVALID_ARGUMENT: there is none, or it takes 2^63 or more.
 Result<AnswerBytes> answer_bytes(const Request& request);
 
-/// The request as it is, without the bytes of its blocks: what run() would return for good blocks and
-/// the right room.
+/// The request as it is, without the bytes of its blocks: what run() would return for good blocks
+/// and the right room.
 Result<void> check(const Request& request);
 
 /// Carries it out, in the calling thread. `room` is aligned to 4 bytes. `checkpoint`, if there is

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What all engines have in common: in the process, on the device with one thread and with several,
-// with an injector around them that does nothing, and with the process behind them where there is no
-// device. Then what the injector does.
+// with an injector around them that does nothing, and with the process behind them where there is
+// no device. Then what the injector does.
 #include "ndp/engine.h"
 
 #include <fmt/format.h>
