@@ -161,7 +161,7 @@ typedef struct bh_ndp_engine_options {
   uint32_t struct_bytes;  /**< sizeof */
   uint32_t engine;        /**< BH_NDP_PROCESS, BH_NDP_DEVICE or BH_NDP_DEVICE_OR_PROCESS */
   uint64_t request_bytes; /**< memory of the pool for requests that are under way; 0: 1 MiB. A
-                               request has 192 bytes, 32 for each block, its queries and positions */
+                               request has 192 bytes, 32 for each block, queries and positions */
   uint64_t answer_bytes;  /**< likewise for their answers; 0: 4 MiB */
   uint64_t timeout_ms;    /**< until a device that does not answer is lost; 0: 10,000 */
 } bh_ndp_engine_options;

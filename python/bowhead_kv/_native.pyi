@@ -147,6 +147,23 @@ class Pool:
     def mapping(self) -> Mapping:
         """Where the pool is mapped, for device drivers."""
 
+    def use_engine(
+        self,
+        name: str,
+        *,
+        request_bytes: int | None = None,
+        answer_bytes: int | None = None,
+        timeout_ms: int | None = None,
+    ) -> None:
+        """Chooses where the functions of bowhead_kv.ndp run for leases of this pool: in the calling
+        thread ("process", the default), on the device of the pool ("device": `bowhead device
+        serve`), or on the device and, where that does not answer or has no room, in the calling
+        thread ("device or process"). The answers are the same, and say which it was.
+        `request_bytes`, `answer_bytes`: memory of the pool for requests under way and their answers
+        (1 MiB, 4 MiB). `timeout_ms`: until a device that does not answer is lost (10,000). A device
+        takes one of eight queues of the host. Raises ValueError for another name, Error with
+        Status.LIMIT_REACHED if all queues are taken, Status.NO_SPACE if the pool has no space."""
+
     def leave(self) -> None:
         """Ends this host's membership, so that other hosts can take over its blocks at once.
         Close the pool afterwards. Raises BufferError while memoryviews, arrays or tensors of

@@ -341,6 +341,12 @@ class _OfBlocks:
     """Of the leased blocks."""
     read_bytes: int
     """Bytes of them that were read."""
+    engine: str
+    """That carried it out: "process" or "device"."""
+    engine_ns: int
+    """Time that this took, without the way there and back."""
+    modelled_ns: int
+    """Time that it would take on the hardware that the device models; 0: it models none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -187,6 +187,9 @@ class Request {
     fields["left_out"] = left_out;
     fields["stored_bytes"] = report_.stored_bytes;
     fields["read_bytes"] = report_.read_bytes;
+    fields["engine"] = report_.engine == BH_NDP_DEVICE ? "device" : "process";
+    fields["engine_ns"] = report_.engine_ns;
+    fields["modelled_ns"] = report_.modelled_ns;
     return fields;
   }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "python/src/pool.h"
 
+#include <bowhead/bowhead_ndp.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <pthread.h>
@@ -34,6 +35,26 @@ Namespace open_namespace(nb::handle self, const std::string& name, const std::st
     return bh_namespace_open_with(handle, c_name, c_description, &options, &id);
   }));
   return {std::move(pool), id, name};
+}
+
+uint64_t number_or_0(const char* name, nb::handle object) {
+  return object.is_none() ? 0 : number<uint64_t>(name, object);
+}
+
+void use_engine(Pool& self, const std::string& name, nb::handle request_bytes,
+                nb::handle answer_bytes, nb::handle timeout_ms) {
+  bh_ndp_engine_options options = {.struct_bytes = sizeof options};
+  if (name == "device")
+    options.engine = BH_NDP_DEVICE;
+  else if (name == "device or process")
+    options.engine = BH_NDP_DEVICE_OR_PROCESS;
+  else if (name != "process")
+    raise_argument(PyExc_ValueError, "name", kAlone,
+                   "is '" + name + "': give 'process', 'device' or 'device or process'");
+  options.request_bytes = number_or_0("request_bytes", request_bytes);
+  options.answer_bytes = number_or_0("answer_bytes", answer_bytes);
+  options.timeout_ms = number_or_0("timeout_ms", timeout_ms);
+  check(self.run([&](bh_pool* pool) { return bh_ndp_use_engine(pool, &options); }));
 }
 
 /// __exit__(): what the body raised must not be hidden by views that it keeps alive.
@@ -121,6 +142,9 @@ void bind_pool(nb::module_& module) {
             check(self.run([&](bh_pool* p) { return bh_namespace_remove(p, c_name); }));
           },
           nb::arg("name"))
+      .def("use_engine", &use_engine, nb::arg("name"), nb::kw_only(),
+           nb::arg("request_bytes") = nb::none(), nb::arg("answer_bytes") = nb::none(),
+           nb::arg("timeout_ms") = nb::none())
       .def("leave", &Pool::leave)
       .def("close", &Pool::close)
       .def_prop_ro("closed", &Pool::is_closed)

@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computations on leased blocks against numpy, for compressed blocks and others."""
 
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+
 import bowhead_kv as bk
 import numpy as np
 import pytest
@@ -234,3 +239,50 @@ def test_wrong_arguments(pool, arguments, error, text):
     all_arguments = {"leases": sequence.leases, "queries": queries_for(), "k": 1} | arguments
     with pytest.raises(error, match=text):
         ndp.topk(all_arguments.pop("leases"), all_arguments.pop("queries"), **all_arguments)
+
+
+@contextlib.contextmanager
+def device(locator: str) -> Iterator[None]:
+    """The device of a pool."""
+    serve = subprocess.Popen(
+        [os.environ["BOWHEAD_PROGRAM"], "device", "serve", locator],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert serve.stdout is not None and "is up" in serve.stdout.readline()
+        yield
+    finally:
+        serve.terminate()
+        serve.wait()
+
+
+def test_engines(sequence: Sequence, pool: bk.Pool) -> None:
+    queries = queries_for()
+    here = ndp.topk(sequence.leases, queries, 5)
+    assert here.engine == "process" and here.engine_ns > 0 and here.modelled_ns == 0
+    pool.use_engine("device")
+    with pytest.raises(bk.Error) as raised:
+        ndp.topk(sequence.leases, queries, 5)
+    assert raised.value.status is bk.Status.DEVICE_LOST
+    pool.use_engine("device or process")
+    assert ndp.topk(sequence.leases, queries, 5).engine == "process"
+    pool.use_engine("process")
+    assert ndp.topk(sequence.leases, queries, 5).engine == "process"
+    with pytest.raises(ValueError, match="'gpu': give 'process', 'device'"):
+        pool.use_engine("gpu")
+    with pytest.raises(bk.Error):
+        pool.use_engine("device", request_bytes=1 << 60)
+
+
+@pytest.mark.skipif("BOWHEAD_PROGRAM" not in os.environ, reason="BOWHEAD_PROGRAM is not set")
+def test_device(sequence: Sequence, pool: bk.Pool) -> None:
+    queries = queries_for()
+    here = ndp.topk(sequence.leases, queries, 5)
+    with device(pool.locator):
+        pool.use_engine("device", answer_bytes=1 << 20, timeout_ms=5000)
+        there = ndp.topk(sequence.leases, queries, 5)
+        assert there.engine == "device" and there.engine_ns > 0
+        for name in ("tokens", "scores", "counts"):
+            np.testing.assert_array_equal(getattr(there, name), getattr(here, name))
+        pool.leave()
