@@ -30,6 +30,7 @@ class Device::Impl {
         window_(std::move(window)),
         areas_(pool, "answers"),
         engine_(options.engine != nullptr ? *options.engine : process_engine_),
+        profile_(options.profile),
         threads_(std::max(options.threads, 1u)),
         pairs_(size_t{window_.hosts()} * BH_DEVICE_PAIRS) {}
 
@@ -145,7 +146,8 @@ class Device::Impl {
       pair.complete(completion);
       return;
     }
-    auto task = std::make_unique<Task>(window_, command, pair.area());
+    auto task =
+        std::make_unique<Task>(window_, command, pair.area(), profile_ ? &*profile_ : nullptr);
     task->read();
     if (!task->is_done() && !task->is_small()) {
       pair.keep_waiting(std::move(task));
@@ -260,6 +262,7 @@ class Device::Impl {
   Areas areas_;
   ndp::ProcessEngine process_engine_;
   ndp::Engine& engine_;
+  const std::optional<Profile> profile_;
   const uint32_t threads_;
   const std::function<bool()>* stops_ = nullptr;
   std::atomic<bool> stopping_{false};

@@ -21,8 +21,10 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "base/status.h"
+#include "firmware-sim/timing.h"
 #include "ndp/engine.h"
 #include "pool/pool.h"
 
@@ -41,6 +43,7 @@ struct Options {
   /// Carries out requests in the thread that submits them; must outlive the device. A request that
   /// it ends with DEVICE_LOST gets no completion. Null: a ProcessEngine.
   ndp::Engine* engine = nullptr;
+  std::optional<Profile> profile = {};  ///< completions say how long this hardware would take
 };
 
 class Device {

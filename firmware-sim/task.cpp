@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <new>
 #include <string>
@@ -18,8 +19,9 @@ constexpr uint64_t kSmallWork = 2048;
 
 }  // namespace
 
-Task::Task(Window& window, const core::Message& command, std::shared_ptr<Area> area)
-    : window_(window), command_(command), area_(std::move(area)) {
+Task::Task(Window& window, const core::Message& command, std::shared_ptr<Area> area,
+           const Profile* profile)
+    : window_(window), command_(command), area_(std::move(area)), profile_(profile) {
   begun_ns_ = window_.access().recency_ns();
   constexpr uint64_t kMostMs = uint64_t{1} << 40;
   if (const uint64_t ms = command[BH_COMMAND_DEADLINE_MS]; ms != 0)
@@ -151,6 +153,7 @@ Result<void> Task::take_answer() {
   const Result<ndp::BlocksRead>& read = *job_->answer;
   if (!read) return read.error();
   completion_[BH_COMPLETION_READ_BYTES] = read->bytes;
+  if (profile_ != nullptr) model(*read);
   for (size_t i = 0; i < read->left_out.size(); ++i) {
     const auto block = static_cast<uint32_t>(read->left_out[i]);
     std::memcpy(&room()[places_.left_out + i * sizeof block], &block, sizeof block);
@@ -158,6 +161,14 @@ Result<void> Task::take_answer() {
   complete(Status::OK, static_cast<uint32_t>(read->left_out.size()),
            places_.left_out + read->left_out.size() * sizeof(uint32_t));
   return {};
+}
+
+/// Alone on an idle device: what else this process does is no matter of the modelled one.
+void Task::model(const ndp::BlocksRead& read) {
+  const auto work = work_of(job_->request, read, input_bytes_);
+  if (!work) return;
+  completion_[BH_COMPLETION_MODELLED_NS] = static_cast<uint64_t>(
+      std::llround(modelled_ns(*profile_, *work, place_of(*profile_, *work))));
 }
 
 /// Memory failed there: what was read may be zeros.
@@ -179,7 +190,7 @@ Result<void> Task::check_blocks() const {
 void Task::end(const Error& error) {
   const std::string why = error.message().substr(0, room().size());
   std::memcpy(room().data(), why.data(), why.size());
-  completion_[BH_COMPLETION_READ_BYTES] = 0;
+  completion_[BH_COMPLETION_READ_BYTES] = completion_[BH_COMPLETION_MODELLED_NS] = 0;
   complete(error.status, 0, why.size());
 }
 
@@ -194,7 +205,7 @@ void Task::complete(Status status, uint32_t left_out, uint64_t bytes) {
       status = Status::MEDIA_ERROR;
       left_out = 0;
       bytes = 0;
-      completion_[BH_COMPLETION_READ_BYTES] = 0;
+      completion_[BH_COMPLETION_READ_BYTES] = completion_[BH_COMPLETION_MODELLED_NS] = 0;
     }
   }
   if (bytes == 0) completion_[BH_COMPLETION_SUM] = hash64(nullptr, 0);

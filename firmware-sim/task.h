@@ -13,6 +13,7 @@
 
 #include "base/status.h"
 #include "firmware-sim/areas.h"
+#include "firmware-sim/timing.h"
 #include "firmware-sim/wire.h"
 #include "ndp/engine.h"
 #include "pool/window.h"
@@ -22,8 +23,10 @@ namespace bowhead::device {
 /// One thread at a time has it; cancel(), is_cancelled() and the flag of is_free() are for any.
 class Task {
  public:
-  /// `area`: for the answer, which it keeps until it goes; null: the pair has none.
-  Task(Window& window, const core::Message& command, std::shared_ptr<Area> area);
+  /// `area`: for the answer, which it keeps until it goes; null: the pair has none. `profile`: of the
+  /// device that is modelled; null: none is.
+  Task(Window& window, const core::Message& command, std::shared_ptr<Area> area,
+       const Profile* profile);
 
   /// Copies the request out of the pool, and checks it. If it is refused, the task is done.
   void read();
@@ -61,6 +64,7 @@ class Task {
   Result<void> find_room();
   void conclude();
   Result<void> take_answer();
+  void model(const ndp::BlocksRead& read);
   bool is_lost(uint64_t offset, uint64_t bytes) const;
   std::span<std::byte> room() const;
   bool is_area_good() const;
@@ -71,6 +75,7 @@ class Task {
   Window& window_;
   const core::Message command_;
   const std::shared_ptr<Area> area_;
+  const Profile* const profile_;
   uint64_t deadline_ns_ = 0, begun_ns_ = 0;
   uint64_t input_bytes_ = 0;
   std::optional<DecodedRequest> request_;

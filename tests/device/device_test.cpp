@@ -12,6 +12,8 @@
 #include <thread>
 
 #include "driver-shim/queue_pair.h"
+#include "firmware-sim/timing.h"
+#include "firmware-sim/wire.h"
 #include "ndp/engine.h"
 #include "pool/window.h"
 #include "tests/device/engine_fixture.h"
@@ -177,6 +179,32 @@ TEST_F(DeviceTest, ComesBackUnderThreads) {
   }
   EXPECT_EQ(wrong, 0u);
   EXPECT_EQ(refused, 0u);
+}
+
+TEST_F(DeviceTest, SaysHowLongTheModelledDeviceTakes) {
+  LeasedSequence sequence(pool(), "plain", CompressionProfile::NONE, {300, 40, 16});
+  for (const bool models : {false, true}) {
+    const auto profile = device::profile_named("m2ndp").value();
+    device::Options options;
+    if (models) options.profile = profile;
+    const DeviceThread device(pool_.locator(), options);
+    const auto pair = QueuePair::open(pool());
+    ASSERT_TRUE(pair);
+    for (const Request& request : requests(sequence)) {
+      Answer answer(request);
+      ndp::Job job{request, answer.room()};
+      (*pair)->submit(job);
+      (*pair)->wait(job);
+      ASSERT_TRUE(*job.answer);
+      const uint64_t request_bytes = device::encode(request)->size();
+      const auto work = device::work_of(request, **job.answer, request_bytes);
+      ASSERT_TRUE(work);
+      const double wanted_ns =
+          models ? device::modelled_ns(profile, *work, device::Place::DEVICE) : 0;
+      EXPECT_NEAR(static_cast<double>(job.modelled_ns), wanted_ns, 1);
+      EXPECT_EQ(job.modelled_ns != 0, models);
+    }
+  }
 }
 
 /// Of memory in no whole lines too.

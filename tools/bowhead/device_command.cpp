@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "driver-shim/queue_pair.h"
@@ -22,6 +24,7 @@ struct Arguments {
   std::string locator;
   uint32_t count = 1000, threads = 1;
   std::vector<std::string> faults;
+  std::string profile;
   bool json = false;
 };
 
@@ -32,6 +35,12 @@ int run_serve(const Arguments& a) {
     if (!fault) return fail(fault.error());
     faults.push_back(*fault);
   }
+  std::optional<device::Profile> profile;
+  if (!a.profile.empty()) {
+    const auto named = device::profile_named(a.profile);
+    if (!named) return fail(named.error());
+    profile = *named;
+  }
   Interruption interruption;
   ProgressLine progress;
   auto pool = open_pool(a.locator, progress.callback());
@@ -39,7 +48,8 @@ int run_serve(const Arguments& a) {
   ndp::ProcessEngine engine;
   ndp::Injector injector(engine, faults);
   const auto device = device::Device::make(
-      *pool, {.threads = a.threads, .engine = faults.empty() ? nullptr : &injector});
+      *pool,
+      {.threads = a.threads, .engine = faults.empty() ? nullptr : &injector, .profile = profile});
   if (!device) return fail(*pool, device.error(), a.locator);
   print(fmt::format("{}: the device is up{}\n", a.locator,
                     faults.empty() ? "" : ", with faults that are injected"));
@@ -114,6 +124,13 @@ void add_device_command(CLI::App& app, Action& action) {
                    "Have requests fail, to test what asks: fail, corrupt, delay or drop, then of "
                    "how many requests one does, then how often in all; may be repeated")
       ->type_name("KIND[:EVERY[:COUNT]]");
+  std::string profiles;
+  for (const device::Profile& profile : device::profiles())
+    profiles += fmt::format("\n  {:<8} {}", profile.name, profile.description);
+  serve
+      ->add_option("--profile", a->profile,
+                   "Say with each answer how long this hardware would take, as a model has it")
+      ->type_name("NAME");
   serve->footer(R"(
 Runs until SIGINT or SIGTERM, and answers the requests of processes that have the pool open:
 scores, the best keys, attention, rows and bounds of pages, of blocks where they lie. A pool has one
@@ -121,9 +138,13 @@ device on a machine. If it ends, requests that are under way fail, and are sent 
 back; the pool is not touched by that. Pin it to cores next to the memory, with `numactl` or
 `taskset`.
 
+Modelled hardware, for --profile:)" +
+                profiles + R"(
+
 Examples:
   bowhead device serve shm:demo
   numactl --cpunodebind=1 bowhead device serve shm:demo --threads 8
+  bowhead device serve shm:demo --profile m2ndp
   bowhead device serve shm:demo --inject drop:1000 --inject delay:10)");
   serve->callback([a, &action] { action = [a] { return run_serve(*a); }; });
 

@@ -152,7 +152,13 @@ Result<std::vector<float>> query_like(const ndp::HeadsOfBlocks& heads, uint32_t 
   return query;
 }
 
-void print_hits(const ndp::BlockHits& found, const Leases& leases, double seconds) {
+struct Found {
+  ndp::BlockHits best;
+  uint64_t modelled_ns;
+};
+
+void print_hits(const Found& answer, const Leases& leases, double seconds) {
+  const ndp::BlockHits& found = answer.best;
   Table table({">QUERY", ">RANK", ">TOKEN", ">SCORE"});
   for (size_t q = 0; q < found.hits.size(); ++q) {
     for (size_t i = 0; i < found.hits[q].size(); ++i)
@@ -163,10 +169,14 @@ void print_hits(const ndp::BlockHits& found, const Leases& leases, double second
   print(fmt::format("read {} of {} that {} tokens take, in {:.2f} ms\n",
                     exact_bytes(found.read.bytes), exact_bytes(leases.stored_bytes()),
                     grouped(leases.tokens()), seconds * 1e3));
+  if (answer.modelled_ns != 0)
+    print(fmt::format("the modelled device takes {:.2f} us (no measurement)\n",
+                      static_cast<double>(answer.modelled_ns) * 1e-3));
 }
 
-void print_hits_json(const Arguments& a, const ndp::BlockHits& found, const Leases& leases,
+void print_hits_json(const Arguments& a, const Found& answer, const Leases& leases,
                      double seconds) {
+  const ndp::BlockHits& found = answer.best;
   Json queries = Json::array();
   for (const auto& hits : found.hits) {
     Json all = Json::array();
@@ -183,7 +193,8 @@ void print_hits_json(const Arguments& a, const ndp::BlockHits& found, const Leas
                     {"queries", queries},
                     {"stored_bytes", leases.stored_bytes()},
                     {"read_bytes", found.read.bytes},
-                    {"seconds", seconds}};
+                    {"seconds", seconds},
+                    {"modelled_ns", answer.modelled_ns}};
   print(json_text(out, 2) + "\n");
 }
 
@@ -206,18 +217,21 @@ Result<std::unique_ptr<ndp::Engine>> engine_of(const Arguments& a, Pool& pool) {
   return std::unique_ptr<ndp::Engine>(std::move(*pair));
 }
 
-Result<ndp::BlockHits> find(ndp::Engine& engine, const ndp::Request& request) {
+Result<Found> find(ndp::Engine& engine, const ndp::Request& request) {
   const auto bytes = ndp::answer_bytes(request);
   if (!bytes) return bytes.error();
   std::vector<ndp::Hit> hits(bytes->first / sizeof(ndp::Hit));
   std::vector<uint32_t> counts(bytes->second / sizeof(uint32_t));
-  auto read = engine.run(request, {std::as_writable_bytes(std::span(hits)),
-                                   std::as_writable_bytes(std::span(counts))});
-  if (!read) return read.error();
-  ndp::BlockHits found{{}, std::move(*read)};
+  ndp::Job job{
+      request,
+      {std::as_writable_bytes(std::span(hits)), std::as_writable_bytes(std::span(counts))}};
+  engine.submit(job);
+  engine.wait(job);
+  if (!*job.answer) return job.answer->error();
+  Found found{{{}, **job.answer}, job.modelled_ns};
   for (size_t i = 0; i < counts.size(); ++i) {
     const auto first = hits.begin() + static_cast<std::ptrdiff_t>(i * request.k);
-    found.hits.emplace_back(first, first + std::min(counts[i], request.k));
+    found.best.hits.emplace_back(first, first + std::min(counts[i], request.k));
   }
   return found;
 }
