@@ -160,8 +160,8 @@ Result<HotnessMonitor::HotList> HotnessMonitor::read(uint16_t head, size_t count
                  fmt::format("place {} of the hot list: its entries are at {} to before {}", head,
                              state_.head, state_.tail)};
   state_.head = head;
-  if (clear_overflow) state_.overflow = false;
   HotList list{config_, state_, {}};
+  if (clear_overflow) state_.overflow = false;
   for (size_t i = 0; i < std::min(count_max, used - passed); ++i)
     list.entries.push_back(list_[(head + i) % kPlaces]);
   return list;

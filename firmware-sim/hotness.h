@@ -96,15 +96,14 @@ class HotnessMonitor final : public Hotness {
   HotListState state() const;
   uint32_t unit_sizes() const { return unit_sizes_; }  ///< bit n: units of 2^n bytes are possible
 
-  /// Sets the head, then copies entries from there, up to `count_max`, without taking them off: the
-  /// reader names the first entry that it has not read. Each is a unit's number above kCounterBits
-  /// of its count (CXL r3.2, 8.2.8.8). `config` and `state` are those of the entries. Returns
-  /// INVALID_ARGUMENT: the head is not between the present head and the tail.
   struct HotList {
     HotnessConfig config;
-    HotListState state;
-    std::vector<uint64_t> entries;
+    HotListState state;             ///< with the overflow bit as it was
+    std::vector<uint64_t> entries;  ///< a unit's number above kCounterBits of its count (8.2.8.8)
   };
+  /// Sets the head, then copies entries from there, up to `count_max`, without taking them off: the
+  /// reader names the first entry that it has not read. Returns INVALID_ARGUMENT: the head is not
+  /// between the present head and the tail.
   Result<HotList> read(uint16_t head, size_t count_max, bool clear_overflow);
 
   std::vector<HotUnit> hottest(size_t count_max) const override;
