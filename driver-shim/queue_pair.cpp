@@ -37,7 +37,7 @@ constexpr uint32_t kLivesMax = 3;  ///< of the device, that a job is sent to
 
 /// What was sent, or is to be sent.
 struct Command {
-  enum class Kind : uint8_t { FREE, JOB, ATTACH, CANCEL, EMPTY };
+  enum class Kind : uint8_t { FREE, JOB, ATTACH, CANCEL, EMPTY, MAIL };
   Kind kind = Kind::FREE;
   bool is_sent = false;
   uint32_t lives = 0;  ///< that it was sent to
@@ -150,6 +150,30 @@ class QueuePair::Impl {
     return {};
   }
 
+  Result<cxl::Reply> send_mail(uint16_t opcode, std::span<const std::byte> input) {
+    if (window_.access().forked()) return Status::FORKED;
+    if (input.size() > cxl::kPayloadBytesMax)
+      return Error{Status::INVALID_ARGUMENT,
+                   fmt::format("a mailbox command of {} bytes: {} at most", input.size(),
+                               cxl::kPayloadBytesMax)};
+    std::unique_lock lock(mutex_);
+    Backoff backoff;
+    while (mail_ != nullptr) pause(lock, backoff);  // another thread's
+    Mail mail;
+    const bh_device_mail head{opcode, {}};
+    cxl::append(mail.bytes, head);
+    mail.bytes.insert(mail.bytes.end(), input.begin(), input.end());
+    mail_ = &mail;
+    const uint64_t end_ns = deadline_ns(0);
+    while (!mail.reply) {
+      if (progress() > end_ns) mail.reply = device_lost("does not answer");
+      if (!mail.reply) pause(lock, backoff);
+    }
+    mail_ = nullptr;
+    if (window_.access().media_failed()) return Status::MEDIA_ERROR;
+    return *std::move(mail.reply);
+  }
+
  private:
   using Lock = std::unique_lock<std::mutex>;
   static constexpr uint32_t kIndexBits = 20;  // of a number; the others count commands
@@ -159,6 +183,14 @@ class QueuePair::Impl {
     uint64_t count, depth, end_ns, first_serial;
     uint64_t sent = 0, done = 0;
     bool is_lost = false;
+  };
+
+  /// A mailbox command that a thread wants. Unlike a request it may change something: it is sent
+  /// once.
+  struct Mail {
+    std::vector<std::byte> bytes;
+    uint64_t number = 0;  ///< once it is sent
+    std::optional<Result<cxl::Reply>> reply;
   };
 
   static Error device_gone() {
@@ -301,6 +333,7 @@ class QueuePair::Impl {
     lose();
     while (!waiting_.empty()) finish(commands_[waiting_.front()], device_gone());
     if (empty_ != nullptr) empty_->is_lost = true;
+    if (mail_ != nullptr && !mail_->reply) mail_->reply = device_gone();
   }
 
   /// Commands of a device that has ended: it no longer writes to their memory. Requests change
@@ -328,6 +361,8 @@ class QueuePair::Impl {
     }
     waiting_.insert(waiting_.begin(), again.begin(), again.end());
     if (empty_ != nullptr) empty_->sent = empty_->done;
+    if (mail_ != nullptr && mail_->number != 0 && !mail_->reply)
+      mail_->reply = device_lost("ended, and may have carried the command out");
   }
 
   void harvest() {
@@ -353,6 +388,10 @@ class QueuePair::Impl {
         break;
       case Command::Kind::ATTACH:
         attached(completion);
+        break;
+      case Command::Kind::MAIL:
+        if (mail_ != nullptr && mail_->number == number)
+          mail_->reply = take_reply(completion, command);
         break;
       case Command::Kind::JOB:
         if (command.job == nullptr) break;
@@ -390,6 +429,7 @@ class QueuePair::Impl {
       cancels_.pop_front();
       return true;
     }
+    if (mail_ != nullptr && mail_->number == 0 && !mail_->reply) return next_mail(message);
     if (!waiting_.empty()) return next_job(message);
     if (empty_ != nullptr && empty_->sent < empty_->count &&
         empty_->sent - empty_->done < empty_->depth) {
@@ -417,31 +457,61 @@ class QueuePair::Impl {
         finish(command, refusal(*command.job, room.error()));
         continue;
       }
-      const auto request_at = request_pieces_.take(bytes->size());
-      if (!request_at) return false;
-      const auto answer_at = answer_pieces_.take(command.answer_bytes);
-      if (!answer_at) {
-        request_pieces_.give_back(*request_at, bytes->size());
-        return false;
-      }
-      command.request_at = *request_at;
-      command.request_bytes = bytes->size();
-      command.answer_at = *answer_at;
-      std::memcpy(requests_->data() + *request_at, bytes->data(), bytes->size());
-      window_.access().publish(requests_->offset() + *request_at, bytes->size());
+      if (!store(command, *bytes)) return false;
       waiting_.pop_front();
       command.is_sent = true;
       ++command.lives;
-      message = {command.number,
-                 static_cast<uint64_t>(command.job->request.operation),
-                 requests_->offset() + *request_at,
-                 command.request_bytes,
-                 *answer_at,
-                 command.answer_bytes,
-                 command.job->time_limit_ms};
+      message = message_of(command, static_cast<uint64_t>(command.job->request.operation));
+      message[BH_COMMAND_DEADLINE_MS] = command.job->time_limit_ms;
       return true;
     }
     return false;
+  }
+
+  bool next_mail(Message& message) {
+    if (!is_attached_) return attach(message);
+    const uint64_t answer_bytes = sizeof(bh_device_mail) + cxl::kPayloadBytesMax;
+    if (auto room = check_room(mail_->bytes.size(), answer_bytes); !room) {
+      mail_->reply = room.error();
+      return false;
+    }
+    Command& command = add(Command::Kind::MAIL);
+    command.answer_bytes = answer_bytes;
+    if (!store(command, mail_->bytes)) {
+      remove(command);
+      return false;
+    }
+    command.is_sent = true;
+    mail_->number = command.number;
+    message = message_of(command, BH_DEVICE_MAILBOX);
+    return true;
+  }
+
+  /// Takes memory for both ways, and stores the request there. False: there is none now.
+  bool store(Command& command, std::span<const std::byte> bytes) {
+    const auto request_at = request_pieces_.take(bytes.size());
+    if (!request_at) return false;
+    const auto answer_at = answer_pieces_.take(command.answer_bytes);
+    if (!answer_at) {
+      request_pieces_.give_back(*request_at, bytes.size());
+      return false;
+    }
+    command.request_at = *request_at;
+    command.request_bytes = bytes.size();
+    command.answer_at = *answer_at;
+    std::memcpy(requests_->data() + *request_at, bytes.data(), bytes.size());
+    window_.access().publish(requests_->offset() + *request_at, bytes.size());
+    return true;
+  }
+
+  Message message_of(const Command& command, uint64_t opcode) const {
+    return {command.number,
+            opcode,
+            requests_->offset() + command.request_at,
+            command.request_bytes,
+            command.answer_at,
+            command.answer_bytes,
+            0};
   }
 
   Result<void> check_room(uint64_t request_bytes, uint64_t answer_bytes) const {
@@ -480,18 +550,15 @@ class QueuePair::Impl {
     is_attached_ = !why;
     if (is_attached_) answer_pieces_.reset(options_.answer_bytes);
     while (why && !waiting_.empty()) finish(commands_[waiting_.front()], *why);
+    if (why && mail_ != nullptr && mail_->number == 0) mail_->reply = *why;
   }
 
   // ---- from the device ----
 
-  Result<ndp::BlocksRead> take_answer(const Message& completion, const Command& command) {
+  /// The answer is in answer_ then.
+  Result<void> fetch_answer(const Message& completion, const Command& command) {
     const uint64_t bytes = completion[BH_COMPLETION_BYTES];
     const uint64_t at = answers_offset_ + command.answer_at;
-    const auto status = static_cast<Status>(completion[BH_COMPLETION_STATUS] & UINT32_MAX);
-    const uint64_t left_out = completion[BH_COMPLETION_STATUS] >> 32;
-    const size_t blocks = command.job->request.heads.blocks.size();
-    const ndp::AnswerRoom& room = command.job->room;
-    const device::AnswerPlaces places(command.parts);
     if (bytes > command.answer_bytes) return device_lost("gave an answer that has no room");
     window_.access().acquire(at, bytes);
     const std::byte* from = window_.access().payload(at);
@@ -499,11 +566,28 @@ class QueuePair::Impl {
     answer_.assign(from, from + bytes);
     if (hash64(answer_.data(), answer_.size()) != completion[BH_COMPLETION_SUM])
       return device_lost("gave an answer that was overwritten");
-    if (status != Status::OK) {
-      const std::string why(reinterpret_cast<const char*>(answer_.data()), answer_.size());
-      return Error{status, why.empty() ? status_text(status) : why};
-    }
-    if (bytes != places.left_out + left_out * sizeof(uint32_t) || left_out > blocks)
+    const auto status = static_cast<Status>(completion[BH_COMPLETION_STATUS] & UINT32_MAX);
+    if (status == Status::OK) return {};
+    const std::string why(reinterpret_cast<const char*>(answer_.data()), answer_.size());
+    return Error{status, why.empty() ? status_text(status) : why};
+  }
+
+  Result<cxl::Reply> take_reply(const Message& completion, const Command& command) {
+    if (auto fetched = fetch_answer(completion, command); !fetched) return fetched.error();
+    bh_device_mail head;
+    if (answer_.size() < sizeof head) return device_lost("gave an answer of another size");
+    std::memcpy(&head, answer_.data(), sizeof head);
+    return cxl::Reply{static_cast<cxl::ReturnCode>(head.code),
+                      {answer_.begin() + sizeof head, answer_.end()}};
+  }
+
+  Result<ndp::BlocksRead> take_answer(const Message& completion, const Command& command) {
+    if (auto fetched = fetch_answer(completion, command); !fetched) return fetched.error();
+    const uint64_t left_out = completion[BH_COMPLETION_STATUS] >> 32;
+    const size_t blocks = command.job->request.heads.blocks.size();
+    const ndp::AnswerRoom& room = command.job->room;
+    const device::AnswerPlaces places(command.parts);
+    if (answer_.size() != places.left_out + left_out * sizeof(uint32_t) || left_out > blocks)
       return device_lost("gave an answer of another size");
     std::copy_n(answer_.data(), room.first.size(), room.first.data());
     std::copy_n(answer_.data() + places.second, room.second.size(), room.second.data());
@@ -537,6 +621,7 @@ class QueuePair::Impl {
   std::deque<uint32_t> waiting_;  // of them: jobs to be sent
   std::deque<uint64_t> cancels_;  // numbers of commands
   Empty* empty_ = nullptr;        // of the thread that pings
+  Mail* mail_ = nullptr;          // of the thread that sends one
   std::vector<std::byte> answer_;
 };
 
@@ -558,5 +643,8 @@ bool QueuePair::poll(Job& job) { return impl_->poll(job); }
 void QueuePair::wait(Job& job) { impl_->wait(job); }
 void QueuePair::cancel(Job& job) { impl_->cancel(job); }
 Result<void> QueuePair::ping(uint64_t count, uint64_t depth) { return impl_->ping(count, depth); }
+Result<cxl::Reply> QueuePair::send(uint16_t opcode, std::span<const std::byte> input) {
+  return impl_->send_mail(opcode, input);
+}
 
 }  // namespace bowhead::driver

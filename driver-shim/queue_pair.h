@@ -17,6 +17,7 @@
 #include <memory>
 
 #include "base/status.h"
+#include "driver-shim/mailbox.h"
 #include "ndp/engine.h"
 #include "pool/pool.h"
 
@@ -29,7 +30,7 @@ struct QueuePairOptions {
 };
 
 /// Thread-safe. All jobs are done before it goes.
-class QueuePair final : public ndp::Engine {
+class QueuePair final : public ndp::Engine, public MailboxTransport {
  public:
   using Engine::submit;
   /// The pool must outlive it. A device need not run yet. Returns LIMIT_REACHED (all queue pairs of
@@ -49,6 +50,10 @@ class QueuePair final : public ndp::Engine {
   /// Sends so many empty commands, `depth` of them under way at a time, and waits for all: how long
   /// a command takes without its work. DEVICE_LOST, FORKED, MEDIA_ERROR.
   Result<void> ping(uint64_t count = 1, uint64_t depth = 1);
+
+  /// A mailbox command. DEVICE_LOST: it does not answer, and may have carried it out.
+  Result<cxl::Reply> send(uint16_t opcode, std::span<const std::byte> input) override;
+  size_t payload_bytes_max() const override { return cxl::kPayloadBytesMax; }
 
  private:
   class Impl;

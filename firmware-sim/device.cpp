@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "base/backoff.h"
+#include "firmware-sim/hotness.h"
+#include "firmware-sim/mailbox.h"
 #include "firmware-sim/pair.h"
 
 namespace bowhead::device {
@@ -23,7 +25,7 @@ constexpr uint64_t kCleanNs = 1'000'000'000;
 
 }  // namespace
 
-class Device::Impl {
+class Device::Impl final : private MailboxDevice {
  public:
   Impl(Pool& pool, Window window, const Options& options)
       : pool_(pool),
@@ -32,6 +34,9 @@ class Device::Impl {
         engine_(options.engine != nullptr ? *options.engine : process_engine_),
         profile_(options.profile),
         threads_(std::max(options.threads, 1u)),
+        hotness_(window_.pool_bytes()),
+        mailbox_(facts(), *this, hotness_),
+        around_{window_, mailbox_, hotness_, profile_ ? &*profile_ : nullptr},
         pairs_(size_t{window_.hosts()} * BH_DEVICE_PAIRS) {}
 
   Result<void> begin() {
@@ -56,7 +61,7 @@ class Device::Impl {
     return why_;
   }
 
-  Counters counters() const {
+  Counters counters_now() const {
     const auto get = [](const std::atomic<uint64_t>& count) {
       return count.load(std::memory_order_relaxed);
     };
@@ -64,6 +69,30 @@ class Device::Impl {
   }
 
  private:
+  // ---- for the mailbox ----
+
+  DeviceFacts facts() const {
+    uint64_t operations = 0;
+    for (uint32_t opcode = BH_DEVICE_SCORE; opcode <= BH_DEVICE_DIGEST; ++opcode)
+      operations |= uint64_t{1} << opcode;
+    return {.capacity_bytes = window_.pool_bytes(),
+            .serial_number = window_.pool_id(),
+            .firmware_revision = BOWHEAD_VERSION,
+            .operations = operations,
+            .request_bytes_max = kRequestBytesMax};
+  }
+  uint64_t now_ns() override { return window_.access().recency_ns(); }
+  WorkCounters counters() override {
+    const Counters now = counters_now();
+    return {now.commands, now.refused, now.read_bytes, now.pairs};
+  }
+  /// Blocks are their hosts' to write: what lies below the poison comes back as it was.
+  bool write_line(uint64_t, std::span<const std::byte, cxl::kLineBytes>) override { return true; }
+  bool is_lost(uint64_t offset, uint64_t bytes) override {
+    return window_.access().payload_lost(offset, bytes);
+  }
+  bool media_failed() override { return window_.access().media_failed(); }
+
   /// A task that a thread works on, or that an engine has not done yet.
   struct Running {
     Pair* pair;
@@ -104,7 +133,8 @@ class Device::Impl {
 
   static bool computes(const Message& command) {
     const uint64_t opcode = command[BH_COMMAND_OPCODE];
-    return opcode < BH_DEVICE_NOTHING || opcode > BH_DEVICE_CANCEL;  // or is refused, as a task is
+    return opcode < BH_DEVICE_NOTHING ||
+           opcode > BH_DEVICE_CANCEL;  // or is the mailbox's, or refused
   }
 
   /// Takes commands and sends completions; true: there were some.
@@ -146,8 +176,7 @@ class Device::Impl {
       pair.complete(completion);
       return;
     }
-    auto task =
-        std::make_unique<Task>(window_, command, pair.area(), profile_ ? &*profile_ : nullptr);
+    auto task = std::make_unique<Task>(around_, command, pair.area());
     task->read();
     if (!task->is_done() && !task->is_small()) {
       pair.keep_waiting(std::move(task));
@@ -220,6 +249,8 @@ class Device::Impl {
     if (now_ns - looked_ns_ > kLookNs) {
       looked_ns_ = now_ns;
       look_for_pairs();
+      hotness_.advance(now_ns);
+      (void)mailbox_.step();
     }
     if (now_ns - cleaned_ns_ > kCleanNs) {
       cleaned_ns_ = now_ns;
@@ -264,6 +295,9 @@ class Device::Impl {
   ndp::Engine& engine_;
   const std::optional<Profile> profile_;
   const uint32_t threads_;
+  HotnessMonitor hotness_;
+  Mailbox mailbox_;
+  const Surroundings around_;
   const std::function<bool()>* stops_ = nullptr;
   std::atomic<bool> stopping_{false};
   std::atomic<uint64_t> commands_{0}, refused_{0}, read_bytes_{0}, waiting_{0}, with_area_{0};
@@ -289,6 +323,6 @@ Result<std::unique_ptr<Device>> Device::make(Pool& pool, const Options& options)
 }
 
 Result<void> Device::serve(const std::function<bool()>& stops) { return impl_->serve(stops); }
-Counters Device::counters() const { return impl_->counters(); }
+Counters Device::counters() const { return impl_->counters_now(); }
 
 }  // namespace bowhead::device

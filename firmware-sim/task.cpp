@@ -19,9 +19,8 @@ constexpr uint64_t kSmallWork = 2048;
 
 }  // namespace
 
-Task::Task(Window& window, const core::Message& command, std::shared_ptr<Area> area,
-           const Profile* profile)
-    : window_(window), command_(command), area_(std::move(area)), profile_(profile) {
+Task::Task(const Surroundings& around, const core::Message& command, std::shared_ptr<Area> area)
+    : around_(around), window_(around.window), command_(command), area_(std::move(area)) {
   begun_ns_ = window_.access().recency_ns();
   constexpr uint64_t kMostMs = uint64_t{1} << 40;
   if (const uint64_t ms = command[BH_COMMAND_DEADLINE_MS]; ms != 0)
@@ -43,20 +42,17 @@ void Task::read() {
     return;
   }
   try {
-    auto good = read_request();
-    if (good) good = find_room();
+    auto good =
+        command_[BH_COMMAND_OPCODE] == BH_DEVICE_MAILBOX ? carry_out_mail() : read_request();
+    if (good && !done_) good = find_room();
     if (!good) end(good.error());
   } catch (const std::bad_alloc&) {
     end(Error{Status::LIMIT_REACHED, "the device has no memory for this request"});
   }
 }
 
-/// From a private copy: its process may change it meanwhile.
-Result<void> Task::read_request() {
-  const uint64_t opcode = command_[BH_COMMAND_OPCODE];
-  if (opcode > BH_DEVICE_DIGEST || opcode == 0)
-    return Error{Status::NOT_SUPPORTED,
-                 fmt::format("opcode {}: this device does not have it", opcode)};
+/// A private copy: its process may change it meanwhile.
+Result<std::vector<std::byte>> Task::read_input() const {
   const uint64_t at = command_[BH_COMMAND_INPUT], bytes = command_[BH_COMMAND_INPUT_BYTES];
   if (bytes > kRequestBytesMax || !window_.is_payload(at, bytes))
     return Error{Status::INVALID_ARGUMENT,
@@ -65,12 +61,45 @@ Result<void> Task::read_request() {
                              bytes, at)};
   window_.access().acquire(at, bytes);
   const std::byte* from = window_.access().payload(at);
-  const std::vector<std::byte> input(from, from + bytes);
-  if (is_lost(at, bytes)) return Error{Status::MEDIA_ERROR, "the memory of the request failed"};
-  auto decoded = DecodedRequest::decode(input);
+  std::vector<std::byte> input(from, from + bytes);
+  if (is_lost(at, bytes) || around_.mailbox.is_poisoned(at, bytes))
+    return Error{Status::MEDIA_ERROR, "the memory of the request failed"};
+  return input;
+}
+
+Result<void> Task::carry_out_mail() {
+  const auto input = read_input();
+  if (!input) return input.error();
+  bh_device_mail head;
+  if (input->size() < sizeof head)
+    return Error{Status::INVALID_ARGUMENT,
+                 fmt::format("a mailbox command of {} bytes: it has {} and its payload",
+                             input->size(), sizeof head)};
+  std::memcpy(&head, input->data(), sizeof head);
+  const auto reply = around_.mailbox.carry_out(head.code, std::span(*input).subspan(sizeof head));
+  if (room().size() < sizeof head + reply.output.size())
+    return Error{Status::BUFFER_TOO_SMALL,
+                 fmt::format("the reply takes {} bytes and has room of {}",
+                             sizeof head + reply.output.size(), room().size())};
+  head = {static_cast<uint16_t>(reply.code), {}};
+  std::memcpy(room().data(), &head, sizeof head);
+  if (!reply.output.empty())
+    std::memcpy(room().data() + sizeof head, reply.output.data(), reply.output.size());
+  complete(Status::OK, 0, sizeof head + reply.output.size());
+  return {};
+}
+
+Result<void> Task::read_request() {
+  const uint64_t opcode = command_[BH_COMMAND_OPCODE];
+  if (opcode > BH_DEVICE_DIGEST || opcode == 0)
+    return Error{Status::NOT_SUPPORTED,
+                 fmt::format("opcode {}: this device does not have it", opcode)};
+  const auto input = read_input();
+  if (!input) return input.error();
+  auto decoded = DecodedRequest::decode(*input);
   if (!decoded) return decoded.error();
   request_.emplace(std::move(*decoded));
-  input_bytes_ = bytes;
+  input_bytes_ = input->size();
   const auto operation = static_cast<uint64_t>(request_->request().operation);
   if (operation != opcode)
     return Error{
@@ -108,6 +137,7 @@ bool Task::is_small() const {
 
 void Task::begin(ndp::Engine& engine, const ndp::Checkpoint& checkpoint) {
   begun_ns_ = window_.access().recency_ns();
+  mark_lost();
   for (const bh_device_block& block : request_->blocks())
     window_.access().acquire(block.offset, block.stored_bytes);
   try {
@@ -117,6 +147,29 @@ void Task::begin(ndp::Engine& engine, const ndp::Checkpoint& checkpoint) {
   } catch (const std::bad_alloc&) {
     end(Error{Status::LIMIT_REACHED, "the device has no memory for this request"});
   }
+}
+
+/// Blocks that cannot be read, as far as that is known: the operation leaves them out, or refuses.
+void Task::mark_lost() {
+  for (size_t i = 0; i < request_->blocks().size(); ++i) {
+    const bh_device_block& block = request_->blocks()[i];
+    if (!is_readable(block.offset, block.stored_bytes)) request_->set_lost(i);
+  }
+}
+
+bool Task::is_readable(uint64_t offset, uint64_t bytes) {
+  if (around_.mailbox.is_poisoned(offset, bytes)) {
+    around_.mailbox.report_met(offset, bytes);
+    return false;
+  }
+  if (!window_.access().payload_lost(offset, bytes)) return true;
+  constexpr uint64_t kPageBytes = 4096;  // in which memory fails
+  for (uint64_t page = offset / kPageBytes * kPageBytes; page < offset + bytes;
+       page += kPageBytes) {
+    if (window_.access().payload_lost(page, kPageBytes))
+      around_.mailbox.report_lost(page, kPageBytes);
+  }
+  return false;
 }
 
 bool Task::poll(ndp::Engine& engine) {
@@ -147,13 +200,16 @@ Result<void> Task::take_answer() {
   if (auto good = check_blocks(); !good) return good;
   for (size_t i = 0; i < request_->blocks().size(); ++i) {
     const bh_device_block& block = request_->blocks()[i];
-    if (is_lost(block.offset, block.stored_bytes))
+    if (!request_->is_lost(i) && is_lost(block.offset, block.stored_bytes)) {
+      (void)is_readable(block.offset, block.stored_bytes);  // reports it
       return Error{Status::DAMAGED, fmt::format("block {}: its memory failed", i)};
+    }
   }
   const Result<ndp::BlocksRead>& read = *job_->answer;
   if (!read) return read.error();
   completion_[BH_COMPLETION_READ_BYTES] = read->bytes;
-  if (profile_ != nullptr) model(*read);
+  if (around_.profile != nullptr) model(*read);
+  note_reads(read->bytes);
   for (size_t i = 0; i < read->left_out.size(); ++i) {
     const auto block = static_cast<uint32_t>(read->left_out[i]);
     std::memcpy(&room()[places_.left_out + i * sizeof block], &block, sizeof block);
@@ -168,7 +224,16 @@ void Task::model(const ndp::BlocksRead& read) {
   const auto work = work_of(job_->request, read, input_bytes_);
   if (!work) return;
   completion_[BH_COMPLETION_MODELLED_NS] = static_cast<uint64_t>(
-      std::llround(modelled_ns(*profile_, *work, place_of(*profile_, *work))));
+      std::llround(modelled_ns(*around_.profile, *work, place_of(*around_.profile, *work))));
+}
+
+/// Which lines of a block were read is not known: each block counts with its share of the bytes.
+void Task::note_reads(uint64_t read_bytes) {
+  uint64_t all = 0;
+  for (const bh_device_block& block : request_->blocks()) all += block.stored_bytes;
+  const double share = std::min(1.0, static_cast<double>(read_bytes) / static_cast<double>(all));
+  for (const bh_device_block& block : request_->blocks())
+    around_.hotness.note(block.offset, static_cast<uint64_t>(share * block.stored_bytes));
 }
 
 /// Memory failed there: what was read may be zeros.
@@ -201,7 +266,7 @@ void Task::complete(Status status, uint32_t left_out, uint64_t bytes) {
     completion_[BH_COMPLETION_SUM] = hash64(room().data(), bytes);
     window_.access().publish(at, bytes);
     // What was stored to memory that failed has reached nobody.
-    if (is_lost(at, bytes)) {
+    if (is_lost(at, bytes) || around_.mailbox.is_poisoned(at, bytes)) {
       status = Status::MEDIA_ERROR;
       left_out = 0;
       bytes = 0;

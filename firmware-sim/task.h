@@ -13,6 +13,8 @@
 
 #include "base/status.h"
 #include "firmware-sim/areas.h"
+#include "firmware-sim/hotness.h"
+#include "firmware-sim/mailbox.h"
 #include "firmware-sim/timing.h"
 #include "firmware-sim/wire.h"
 #include "ndp/engine.h"
@@ -20,15 +22,22 @@
 
 namespace bowhead::device {
 
+/// The device as its tasks see it.
+struct Surroundings {
+  Window& window;
+  Mailbox& mailbox;
+  HotnessMonitor& hotness;
+  const Profile* profile;  ///< of the device that is modelled; null: none is
+};
+
 /// One thread at a time has it; cancel(), is_cancelled() and the flag of is_free() are for any.
 class Task {
  public:
-  /// `area`: for the answer, which it keeps until it goes; null: the pair has none. `profile`: of the
-  /// device that is modelled; null: none is.
-  Task(Window& window, const core::Message& command, std::shared_ptr<Area> area,
-       const Profile* profile);
+  /// `area`: for the answer, which it keeps until it goes; null: the pair has none.
+  Task(const Surroundings& around, const core::Message& command, std::shared_ptr<Area> area);
 
-  /// Copies the request out of the pool, and checks it. If it is refused, the task is done.
+  /// Copies the request out of the pool, and checks it. If it is refused, or a mailbox command, the
+  /// task is done.
   void read();
   /// Takes so little time that a device does it at once, whatever else it has to do.
   bool is_small() const;
@@ -59,23 +68,28 @@ class Task {
   bool is_worked_on() const { return worked_on_.load(std::memory_order_acquire); }
 
  private:
+  Result<std::vector<std::byte>> read_input() const;
   Result<void> read_request();
+  Result<void> carry_out_mail();
   Result<void> check_blocks() const;
   Result<void> find_room();
   void conclude();
+  void mark_lost();
   Result<void> take_answer();
+  void note_reads(uint64_t read_bytes);
   void model(const ndp::BlocksRead& read);
   bool is_lost(uint64_t offset, uint64_t bytes) const;
+  bool is_readable(uint64_t offset, uint64_t bytes);
   std::span<std::byte> room() const;
   bool is_area_good() const;
   /// Its outcome is this error, with its sentence.
   void end(const Error& error);
   void complete(Status status, uint32_t left_out, uint64_t bytes);
 
-  Window& window_;
+  const Surroundings& around_;
+  Window& window_;  // of these
   const core::Message command_;
   const std::shared_ptr<Area> area_;
-  const Profile* const profile_;
   uint64_t deadline_ns_ = 0, begun_ns_ = 0;
   uint64_t input_bytes_ = 0;
   std::optional<DecodedRequest> request_;

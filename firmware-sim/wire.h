@@ -36,6 +36,9 @@ class DecodedRequest {
   void set_bytes(size_t block, const uint8_t* bytes) {
     stored_[block].bytes = {bytes, blocks_[block].stored_bytes};
   }
+  /// Its memory failed: it cannot be read.
+  void set_lost(size_t block) { stored_[block].lost = true; }
+  bool is_lost(size_t block) const { return stored_[block].lost; }
   /// Valid as long as this is, and not moved.
   const ndp::Request& request();
 

@@ -188,9 +188,14 @@ class Blocks {
         left_out_(heads.blocks.size(), false),
         uncounted_heads_(heads.blocks.size()) {}
 
-  /// Frames must be of the shape that the layout gives.
+  /// Frames must be of the shape that the layout gives. Of lost blocks nothing is looked at.
   Result<void> check_frames() {
     for (size_t i = 0; i < count(); ++i) {
+      if (heads_.blocks[i].lost) {
+        if (!skips()) return Error{Status::DAMAGED, fmt::format("{}: its memory failed", name(i))};
+        leave_out(i);
+        continue;
+      }
       if (!is_framed(i)) continue;
       const auto wanted = compression::shape_of(layout(), heads_.blocks[i].value_bytes);
       if (!wanted)
@@ -299,7 +304,7 @@ Result<void> Blocks::for_values(Want want, const Visible& visible, const Use& us
   for (uint32_t head = 0; head < heads(); ++head) {
     spans.clear();
     for (size_t b = 0; b < count(); ++b) {
-      const uint64_t rows = is_framed(b) ? 0 : visible_rows(b, visible);
+      const uint64_t rows = is_framed(b) || left_out_[b] ? 0 : visible_rows(b, visible);
       if (rows != 0) spans.push_back(read_span(b, head, want, rows, visible, scales[b]));
     }
     if (auto good = use(head, std::span<const KvSpan>(spans)); !good) return good;
@@ -849,7 +854,7 @@ Result<BlocksRead> gather(const HeadsOfBlocks& heads, uint32_t part,
   const auto copy_all = [&]() -> Result<void> {
     std::fill(rows.begin(), rows.end(), std::byte{0});
     for (size_t b = 0; b < blocks->count(); ++b) {
-      if (by_block[b].empty()) continue;
+      if (by_block[b].empty() || blocks->is_left_out(b)) continue;
       const Visible wanted{tokens[by_block[b].front()], tokens[by_block[b].back()] + 1, 0};
       const auto copy = [&](uint32_t head, const KvSpan& span) -> Result<void> {
         for (const size_t i : by_block[b]) {

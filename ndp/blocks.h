@@ -40,6 +40,7 @@ struct StoredBlock {
   uint64_t offset = 0;       ///< of its bytes in the pool, for an engine that sees them elsewhere
   uint64_t stamp = 0;        ///< of its header in the pool, likewise
   std::string name = {};     ///< in errors; empty: "block" and its number
+  bool lost = false;         ///< its memory failed: it cannot be read
 };
 
 /// Some heads of one layer, by their numbers in the blocks.

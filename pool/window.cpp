@@ -86,6 +86,9 @@ Window::Access& Window::access() { return state_->access(); }
 uint32_t Window::host() const { return state_->host(); }
 uint32_t Window::hosts() const { return state_->layout().geometry().host_count; }
 
+uint64_t Window::pool_id() const { return state_->pool.superblock().pool_id[0]; }
+uint64_t Window::pool_bytes() const { return core::offset_end(state_->layout().geometry()); }
+
 uint64_t Window::commands(uint32_t host, uint32_t pair) const {
   BOWHEAD_ASSERT(host < hosts() && pair < BH_DEVICE_PAIRS);
   return state_->layout().part(host, BH_PART_RINGS) + pair * 2 * BH_DEVICE_QUEUE_BYTES;

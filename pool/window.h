@@ -35,6 +35,8 @@ class Window {
   Access& access();
   uint32_t host() const;
   uint32_t hosts() const;
+  uint64_t pool_id() const;     ///< its first half
+  uint64_t pool_bytes() const;  ///< behind all offsets, also of memory to which it can grow
   /// The commands of a pair, BH_DEVICE_QUEUE_BYTES; its completions.
   uint64_t commands(uint32_t host, uint32_t pair) const;
   uint64_t completions(uint32_t host, uint32_t pair) const;

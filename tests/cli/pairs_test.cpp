@@ -103,6 +103,12 @@ const std::map<std::string, std::string> kSamples = {
     {"media", "NEW"},
     {"set", "1"},
     {"device", "mem0"},
+    {"device_serve --inject", "drop:100"},
+    {"device_serve --profile", "m2ndp"},
+    {"--inject", "64"},
+    {"--clear", "64"},
+    {"--threads", "2"},
+    {"bench_device --pool", "NEW"},
     {"--size", "16M"},
     {"--max-size", "32M"},
     {"--create", "16M"},
@@ -126,20 +132,21 @@ const std::map<std::string, Words> kAlways = {
     {"bench_codec", {"--quick"}},
     {"bench_ndp", {"--quick"}},
     {"bench_gpu", {"--quick", "--cpu-device"}},
+    {"bench_device", {"--quick"}},
     {"codec", {"--quick"}},
     {"devices_setup", {"--dry-run"}},  // a test changes nothing on a host with CXL memory
 };
 
 /// Commands that cannot succeed here: they need another host, dead or running, CXL memory, a pool
 /// that can grow, or a device.
-const std::set<std::string> kNeedOthers = {"pool_fence", "litmus",     "devices_setup",
-                                           "pool_grow",  "pool_drain", "pool_shrink",
-                                           "device_ping"};
+const std::set<std::string> kNeedOthers = {"pool_fence",  "litmus",      "devices_setup",
+                                           "pool_grow",   "pool_drain",  "pool_shrink",
+                                           "device_ping", "device_info", "device_poison"};
 
 /// Number of options in one run, for commands that take long; for others each pair has its own run.
 const std::map<std::string, size_t> kTogether = {
     {"replay", 4},    {"codec", 4},     {"topk", 4},        {"bench_pool", 9},
-    {"bench_ndp", 9}, {"bench_gpu", 9}, {"bench_codec", 9},
+    {"bench_ndp", 9}, {"bench_gpu", 9}, {"bench_codec", 9}, {"bench_device", 9},
 };
 
 std::string long_name(const CLI::Option& option) {

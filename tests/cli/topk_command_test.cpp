@@ -98,6 +98,33 @@ TEST_F(TopKCommand, TheDeviceFindsTheSame) {
   }
 }
 
+TEST_F(TopKCommand, TheDeviceTellsOfItself) {
+  EXPECT_EQ(run({"device", "serve", shm_locator(), "--inject", "dro"}).code, 2);
+  EXPECT_EQ(run({"device", "serve", shm_locator(), "--profile", "none"}).code, 2);
+  Running serves({"device", "serve", shm_locator(), "--threads", "2", "--profile", "m2ndp"});
+  ASSERT_TRUE(eventually(10, [&] { return run({"device", "ping", shm_locator()}).code == 0; }));
+  const auto info = [&] { return json_of(run({"device", "info", shm_locator(), "--json"})); };
+  const auto before = info();
+  EXPECT_TRUE(before["troubles"].empty());
+  const Outcome found = topk({"a", "b", "--device", "--json"});
+  EXPECT_EQ(found.code, 0) << found.err;
+  EXPECT_GT(json_of(found)["modelled_ns"], 0);
+  EXPECT_GT(info()["read_bytes"], before["read_bytes"]);
+  EXPECT_NE(run({"device", "info", shm_locator()}).out.find("health      ok"), std::string::npos);
+
+  EXPECT_EQ(run({"device", "poison", shm_locator()}).out, "no poison\n");
+  const auto poison = [&](const char* option, const char* offset) {
+    return run({"device", "poison", shm_locator(), option, offset, "--json"});
+  };
+  EXPECT_EQ(poison("--inject", "1048577").code, 2);  // not a line
+  EXPECT_EQ(json_of(poison("--inject", "1048576"))["poison"],
+            nlohmann::json::parse(R"([{"offset": 1048576, "bytes": 64}])"));
+  EXPECT_EQ(info()["troubles"], nlohmann::json::parse(R"(["maintenance needed"])"));
+  EXPECT_TRUE(json_of(poison("--clear", "1048576"))["poison"].empty());
+  serves.signal(SIGTERM);
+  EXPECT_EQ(serves.wait(10), 0);
+}
+
 TEST_F(TopKCommand, BinaryKeysAreGivenInHex) {
   EXPECT_EQ(json_of(topk({"61", "--hex", "--json"}))["tokens"], 300);
 }

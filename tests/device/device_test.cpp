@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -62,6 +63,7 @@ TEST_F(DeviceTest, IsOneOfAPool) {
 TEST_F(DeviceTest, IsLostWhereNoneRuns) {
   const auto pair = QueuePair::open(pool());
   ASSERT_TRUE(pair);
+  EXPECT_EQ((*pair)->send(1, {}).status(), Status::DEVICE_LOST);
   const auto began = std::chrono::steady_clock::now();
   EXPECT_EQ((*pair)->ping().status(), Status::DEVICE_LOST);
   EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(5));
@@ -204,6 +206,117 @@ TEST_F(DeviceTest, SaysHowLongTheModelledDeviceTakes) {
       EXPECT_NEAR(static_cast<double>(job.modelled_ns), wanted_ns, 1);
       EXPECT_EQ(job.modelled_ns != 0, models);
     }
+  }
+}
+
+TEST_F(DeviceTest, HasAMailbox) {
+  const DeviceThread device(pool_.locator());
+  const auto pair = QueuePair::open(pool());
+  ASSERT_TRUE(pair);
+  driver::MailboxClient mailbox(**pair);
+  LeasedSequence sequence(pool(), "plain", CompressionProfile::NONE, {300, 40, 16});
+  const Request request = requests(sequence)[3];
+  Answer answer(request);
+  ASSERT_TRUE((*pair)->run(request, answer.room()));
+
+  const auto capabilities = mailbox.capabilities();
+  ASSERT_TRUE(capabilities) << capabilities.error().message();
+  EXPECT_EQ(uint64_t{capabilities->operations}, 0x3Eu);
+  EXPECT_GE(uint64_t{capabilities->capacity_bytes}, uint64_t{96} << 20);
+  const auto first = mailbox.counters();
+  ASSERT_TRUE(first);
+  EXPECT_GT(uint64_t{first->read_bytes}, 0u);
+  ASSERT_TRUE((*pair)->run(request, answer.room()));
+  const auto second = mailbox.counters();
+  ASSERT_TRUE(second);
+  EXPECT_EQ(uint64_t{second->read_bytes}, 2 * uint64_t{first->read_bytes});
+  EXPECT_GT(uint64_t{second->commands}, uint64_t{first->commands});
+
+  // Of the wrong length, and one that there is not.
+  const std::byte some[3] = {};
+  const auto wrong = (*pair)->send(static_cast<uint16_t>(cxl::Opcode::GET_LSA), some);
+  ASSERT_TRUE(wrong);
+  EXPECT_EQ(wrong->code, cxl::ReturnCode::INVALID_PAYLOAD_LENGTH);
+  EXPECT_EQ((*pair)->send(0xFFFF, {})->code, cxl::ReturnCode::UNSUPPORTED);
+  const std::vector<std::byte> many(cxl::kPayloadBytesMax + 1);
+  EXPECT_EQ((*pair)->send(1, many).status(), Status::INVALID_ARGUMENT);
+}
+
+/// By every operation: refused, or, if that is wanted, answered without the block.
+TEST_F(DeviceTest, HonoursPoison) {
+  const DeviceThread device(pool_.locator());
+  const auto pair = QueuePair::open(pool());
+  ASSERT_TRUE(pair);
+  driver::MailboxClient mailbox(**pair);
+  for (const auto profile : {CompressionProfile::NONE, CompressionProfile::FAST}) {
+    LeasedSequence sequence(pool(), profile == CompressionProfile::NONE ? "plain" : "coded",
+                            profile, {300, 40, 16});
+    const ndp::StoredBlock& block = sequence.blocks()[1];
+    const uint64_t line = (block.offset + block.bytes.size() / 2) / 64 * 64;
+    ASSERT_TRUE(mailbox.inject_poison(line));
+    std::vector<ndp::StoredBlock> without = sequence.blocks();
+    without[1].lost = true;
+    for (Request request : requests(sequence)) {
+      SCOPED_TRACE(operation_name(request.operation));
+      Answer answer(request), wanted(request);
+      const auto refused = (*pair)->run(request, answer.room());
+      ASSERT_EQ(refused.status(), Status::DAMAGED);
+      EXPECT_NE(refused.error().message().find("block 1"), std::string::npos);
+      request.heads.unreadable = ndp::Unreadable::SKIP;
+      const auto read = (*pair)->run(request, answer.room());
+      ASSERT_TRUE(read) << read.error().message();
+      EXPECT_EQ(read->left_out, std::vector<size_t>{1});
+      request.heads.blocks = without;
+      ASSERT_TRUE(ndp::run(request, wanted.room()));
+      EXPECT_EQ(answer, wanted);
+    }
+    const auto listed = mailbox.poison_list(0, line + 64);
+    ASSERT_TRUE(listed) << listed.error().message();
+    ASSERT_EQ(listed->records.size(), 1u);
+    EXPECT_EQ(listed->records[0].offset, line);
+    EXPECT_GT(uint64_t{mailbox.counters()->poison_met}, 0u);
+    const std::array<std::byte, cxl::kLineBytes> zeros{};
+    ASSERT_TRUE(mailbox.clear_poison(line, zeros));
+    for (const Request& request : requests(sequence)) {
+      Answer answer(request), wanted(request);
+      ASSERT_TRUE(ndp::run(request, wanted.room()));
+      ASSERT_TRUE((*pair)->run(request, answer.room()));
+      EXPECT_EQ(answer, wanted);
+    }
+  }
+  EXPECT_TRUE(pool_.check_clean());
+}
+
+TEST_F(DeviceTest, SeesWhatIsRead) {
+  const DeviceThread device(pool_.locator());
+  const auto pair = QueuePair::open(pool());
+  ASSERT_TRUE(pair);
+  driver::MailboxClient mailbox(**pair);
+  LeasedSequence sequence(pool(), "plain", CompressionProfile::NONE, {300, 40, 16});
+  const Request request = requests(sequence)[3];
+  Answer answer(request);
+  cxl::HotnessSetting setting{};
+  setting.enabled = 1;
+  setting.unit_log2 = 16;
+  setting.epoch_ms = 50;
+  ASSERT_TRUE(mailbox.configure_hotness(setting));
+  uint16_t head = mailbox.hotness()->head;
+  std::vector<driver::HotListEntry> hot;
+  while (hot.empty()) {
+    ASSERT_TRUE((*pair)->run(request, answer.room()));
+    const auto list = mailbox.read_hot_list(head, false);
+    ASSERT_TRUE(list) << list.error().message();
+    EXPECT_EQ(list->unit_bytes, 65536u);
+    head = list->next_head;
+    hot = list->entries;
+  }
+  // Only where the blocks lie.
+  for (const driver::HotListEntry& entry : hot) {
+    bool found = false;
+    for (const ndp::StoredBlock& block : sequence.blocks())
+      found |=
+          entry.offset < block.offset + block.bytes.size() && block.offset < entry.offset + 65536;
+    EXPECT_TRUE(found) << entry.offset;
   }
 }
 

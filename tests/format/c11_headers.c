@@ -41,6 +41,7 @@ const size_t kSizesInC[] = {
     sizeof(bh_frame_rotation),
     sizeof(bh_device_block),
     sizeof(bh_device_view),
+    sizeof(bh_device_mail),
     sizeof(bh_device_request),
 };
 const size_t kSizesInCCount = sizeof(kSizesInC) / sizeof(kSizesInC[0]);

@@ -24,8 +24,10 @@ enum {
   BH_DEVICE_ATTACH = 65, /* asks for an area for answers, of as many bytes as the command's room; an
                              area that the pair has already goes */
   BH_DEVICE_DETACH = 66, /* the device lets go of the area */
-  BH_DEVICE_CANCEL = 67  /* the command of this pair whose id is in word 2 ends soon, if it has not:
+  BH_DEVICE_CANCEL = 67, /* the command of this pair whose id is in word 2 ends soon, if it has not:
                             with CANCELLED, or as it would */
+  BH_DEVICE_MAILBOX = 68 /* a mailbox command: input and answer are a bh_device_mail, then the bytes
+                            of its payload (docs/device-mailbox.md) */
 };
 
 /* The words of a command. The eighth is the tag of the channel.
@@ -86,6 +88,13 @@ typedef struct bh_device_view {
   uint32_t sinks;
 } bh_device_view;
 BH_FORMAT_SIZE(bh_device_view, 12);
+
+/* A mailbox command, or its reply. */
+typedef struct bh_device_mail {
+  uint16_t code;       /* the opcode; of a reply its return code */
+  uint8_t reserved[6]; /* zero */
+} bh_device_mail;
+BH_FORMAT_SIZE(bh_device_mail, 8);
 
 #define BH_DEVICE_SKIP 1u         /* blocks that cannot be read are left out */
 #define BH_DEVICE_RECTIFY 2u      /* scores below 0 count as 0 in a sum */
