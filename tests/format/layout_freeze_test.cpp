@@ -487,6 +487,7 @@ std::vector<std::pair<size_t, size_t>> frozen_sizes() {
       {sizeof(bh_frame_rotation), 12},
       {sizeof(bh_device_block), 32},
       {sizeof(bh_device_view), 12},
+      {sizeof(bh_device_mail), 8},
       {sizeof(bh_device_request), 192},
   };
 }
