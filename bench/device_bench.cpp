@@ -11,7 +11,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <vector>
 
@@ -19,6 +21,7 @@
 #include "bench/hosts.h"
 #include "bench/rows.h"
 #include "bench/team.h"
+#include "driver-shim/mailbox.h"
 #include "driver-shim/queue_pair.h"
 #include "firmware-sim/device.h"
 #include "ndp/engine.h"
@@ -131,7 +134,14 @@ class Sequence {
     counts_.resize(kQueries);
     return {};
   }
+  const std::vector<ndp::StoredBlock>& blocks() const { return blocks_; }
   const ndp::Request& request() const { return request_; }
+  /// The same request about one block.
+  ndp::Request request(size_t block) const {
+    ndp::Request one = request_;
+    one.heads.blocks = std::span(blocks_).subspan(block, 1);
+    return one;
+  }
   ndp::AnswerRoom room() {
     return {std::as_writable_bytes(std::span(hits_)), std::as_writable_bytes(std::span(counts_))};
   }
@@ -331,6 +341,92 @@ Result<void> measure_small(const Rig& rig, Pool& pool, QueuePair& pair) {
   return {};
 }
 
+/// The blocks with the largest counts.
+std::vector<size_t> first_of(const std::vector<uint64_t>& counts, size_t most) {
+  std::vector<size_t> order(counts.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return counts[a] > counts[b]; });
+  order.resize(most);
+  std::sort(order.begin(), order.end());
+  return order;
+}
+
+/// Adds what the hot list says of each block; returns where to read on.
+Result<uint16_t> add_hot(driver::MailboxClient& mailbox, uint16_t head, const Sequence& sequence,
+                         std::vector<uint64_t>& counts) {
+  for (;;) {
+    const auto list = mailbox.read_hot_list(head, false);
+    if (!list) return list.error();
+    for (const driver::HotListEntry& entry : list->entries) {
+      for (size_t b = 0; b < counts.size(); ++b) {
+        const ndp::StoredBlock& block = sequence.blocks()[b];
+        if (entry.offset >= block.offset && entry.offset < block.offset + block.bytes.size())
+          counts[b] += entry.count;
+      }
+    }
+    head = list->next_head;
+    if (!list->more) return head;
+  }
+}
+
+/// Which blocks requests read, as the hotness unit has it. The counters of the pool see none of it:
+/// a lease lasts for many requests.
+Result<void> measure_hotness(const Rig& rig, Pool& pool, QueuePair& pair) {
+  constexpr uint32_t kBlocks = 64, kHot = 8, kEpochMs = 100;
+  const uint32_t requests = rig.options.quick ? 500 : 5000;
+  Sequence sequence(pool, 300);
+  if (auto made = sequence.make(kBlocks * kBlockTokens); !made) return made;
+  driver::MailboxClient mailbox(pair);
+  cxl::HotnessSetting setting{};
+  setting.enabled = 1;
+  setting.unit_log2 = 16;
+  setting.epoch_ms = kEpochMs;
+  std::vector<double> shares;
+  uint64_t pool_hits = 0;
+  for (uint32_t round = 0; round < rig.rounds(); ++round) {
+    if (auto set = mailbox.configure_hotness(setting); !set) return set;
+    const auto hotness = mailbox.hotness();
+    const auto before = pool.info();
+    if (!hotness || !before) return Error{Status::DEVICE_LOST, "it does not tell its hotness"};
+    uint16_t head = hotness->head;
+    Random random(round + 1);
+    std::vector<uint64_t> asked(kBlocks), seen(kBlocks);
+    for (uint32_t i = 0; i < requests; ++i) {
+      // Low numbers more often than high ones; which blocks these are differs by round.
+      const uint64_t rank = random.below(1 + random.below(1 + random.below(kBlocks)));
+      const size_t block = (rank * 37 + round) % kBlocks;
+      ++asked[block];
+      if (auto read = pair.run(sequence.request(block), sequence.room()); !read)
+        return read.error();
+      if (i % 100 != 0) continue;
+      const auto next = add_hot(mailbox, head, sequence, seen);
+      if (!next) return next.error();
+      head = *next;
+    }
+    usleep(2 * kEpochMs * 1000);  // the last epoch ends
+    if (auto next = add_hot(mailbox, head, sequence, seen); !next) return next.error();
+    const auto after = pool.info();
+    if (!after) return after.error();
+    pool_hits += after->hits - before->hits;
+    std::vector<size_t> both;
+    const auto wanted = first_of(asked, kHot), found = first_of(seen, kHot);
+    std::set_intersection(wanted.begin(), wanted.end(), found.begin(), found.end(),
+                          std::back_inserter(both));
+    shares.push_back(static_cast<double>(both.size()) / kHot);
+  }
+  Figure hot = figure("hotness",
+                      fmt::format("of the {} most read of {} blocks, the share that the hotness "
+                                  "unit puts first",
+                                  kHot, kBlocks),
+                      shares, "of them");
+  hot.parameters = {{"requests", requests}, {"pool_hits", pool_hits}};
+  hot.note = fmt::format("of these {} reads the counters of the pool saw {}",
+                         requests * rig.rounds(), pool_hits);
+  rig.report.add(hot);
+  return {};
+}
+
 /// From the kill of a device with commands under way to the first answer of its successor.
 Result<void> measure_restart(const Rig& rig, Pool& pool, QueuePair& pair,
                              std::optional<DeviceProcess>& device) {
@@ -374,6 +470,8 @@ Result<void> run_coherent(const Rig& rig) {
   if (auto done = measure_topk(rig, *pool, **pair); !done) return done;
   rig.report.progress("a small request behind large ones");
   if (auto done = measure_small(rig, *pool, **pair); !done) return done;
+  rig.report.progress("hotness");
+  if (auto done = measure_hotness(rig, *pool, **pair); !done) return done;
   rig.report.progress("a device that is killed");
   return measure_restart(rig, *pool, **pair, device);
 }

@@ -43,7 +43,8 @@ struct Command {
   uint32_t lives = 0;  ///< that it was sent to
   uint64_t number = 0;
   Job* job = nullptr;  ///< null: nobody waits
-  uint64_t end_ns = 0;
+  bool is_cancelled = false;
+  uint64_t end_ns = 0;  ///< by the job's time limit; 0: it has none
   uint64_t request_at = 0, request_bytes = 0;
   uint64_t answer_at = 0, answer_bytes = 0;
   ndp::AnswerBytes parts;
@@ -120,6 +121,7 @@ class QueuePair::Impl {
       finish(command, Status::CANCELLED);
       return;
     }
+    command.is_cancelled = true;
     cancels_.push_back(command.number);
     progress();
   }
@@ -278,7 +280,8 @@ class QueuePair::Impl {
       Command& command = add(Command::Kind::JOB);
       command.job = &job;
       command.parts = *parts;
-      command.end_ns = deadline_ns(job.time_limit_ms);
+      if (job.time_limit_ms != 0) command.end_ns = deadline_ns(job.time_limit_ms);
+      if (waiting_.empty()) heard_ns_ = window_.access().recency_ns();
       command.answer_bytes =
           std::max<uint64_t>(device::AnswerPlaces(*parts).left_out +
                                  job.request.heads.blocks.size() * sizeof(uint32_t),
@@ -288,20 +291,41 @@ class QueuePair::Impl {
     }
   }
 
-  /// Its memory stays with the command until that completes (P1).
+  /// By its own time limit.
   void end_if_late(Job& job, uint64_t now_ns) {
     if (job.answer) return;
     Command& command = of(job);
-    if (now_ns <= command.end_ns) return;
-    const Error late =
-        job.time_limit_ms == 0 ? device_lost("does not answer") : Error{Status::TIMED_OUT, {}};
+    if (command.end_ns != 0 && now_ns > command.end_ns)
+      abandon(command, Error{Status::TIMED_OUT, {}});
+  }
+
+  /// The memory of one that was sent stays with it until it completes (P1).
+  void abandon(Command& command, const Error& why) {
     if (!command.is_sent) {
-      finish(command, late);
+      finish(command, why);
       return;
     }
-    job.answer = late;
+    command.job->answer = why;
     command.job = nullptr;
-    if (job.time_limit_ms == 0) cancels_.push_back(command.number);
+    cancels_.push_back(command.number);
+  }
+
+  /// A device that has not answered for the time limit of the pair. The command that it has had
+  /// longest is lost then: those behind it may wait for long ones, and have time from when it ends.
+  /// What waits to be sent is lost if nothing has come or gone for as long.
+  void end_unanswered(uint64_t now_ns) {
+    while (!sent_.empty() && !is_under_way(sent_.front())) {
+      sent_.pop_front();
+      oldest_ns_ = now_ns;
+    }
+    if (!sent_.empty() && now_ns > oldest_ns_ + limit_ns(0))
+      abandon(commands_[index_of(sent_.front())], device_lost("does not answer"));
+    while (!waiting_.empty() && now_ns > heard_ns_ + limit_ns(0))
+      finish(commands_[waiting_.front()], device_lost("does not answer"));
+  }
+  bool is_under_way(uint64_t number) const {
+    const Command& command = commands_[index_of(number)];
+    return command.number == number && command.job != nullptr && command.is_sent;
   }
 
   // ---- both ways ----
@@ -313,6 +337,7 @@ class QueuePair::Impl {
     if (now_ns - looked_ns_ > kLookNs) {
       looked_ns_ = now_ns;
       if (is_gone()) give_up();
+      end_unanswered(now_ns);
     }
     send_waiting();
     return now_ns;
@@ -343,23 +368,28 @@ class QueuePair::Impl {
     answer_pieces_.reset(0);
     cancels_.clear();
     is_attaching_ = false;
-    std::deque<uint32_t> again;
+    sent_.clear();
+    std::vector<std::pair<uint64_t, uint32_t>> again;  // by their numbers, in their order
     for (uint32_t i = 0; i < commands_.size(); ++i) {
       Command& command = commands_[i];
       if (command.kind == Command::Kind::FREE || !command.is_sent) continue;
       if (command.job == nullptr) {
         remove(command);
+      } else if (command.is_cancelled) {
+        finish(command, Status::CANCELLED);
       } else if (command.lives >= kLivesMax) {
         finish(command, device_lost("was started anew again and again"));
       } else {
+        again.emplace_back(command.number, i);
         give_back_memory(command);
         command.is_sent = false;
         command.number = next_number(i);  // the next device may carry out both (P3)
         command.job->ticket = command.number;
-        again.push_back(i);
       }
     }
-    waiting_.insert(waiting_.begin(), again.begin(), again.end());
+    std::sort(again.rbegin(), again.rend());
+    for (const auto& [number, index] : again) waiting_.push_front(index);
+    heard_ns_ = window_.access().recency_ns();
     if (empty_ != nullptr) empty_->sent = empty_->done;
     if (mail_ != nullptr && mail_->number != 0 && !mail_->reply)
       mail_->reply = device_lost("ended, and may have carried the command out");
@@ -373,6 +403,7 @@ class QueuePair::Impl {
       lose();
     }
     for (size_t i = 0; i < taken; ++i) complete(some[i]);
+    if (taken > 0) heard_ns_ = window_.access().recency_ns();
   }
 
   void complete(const Message& completion) {
@@ -461,6 +492,9 @@ class QueuePair::Impl {
       waiting_.pop_front();
       command.is_sent = true;
       ++command.lives;
+      heard_ns_ = window_.access().recency_ns();
+      if (sent_.empty()) oldest_ns_ = heard_ns_;
+      sent_.push_back(command.number);
       message = message_of(command, static_cast<uint64_t>(command.job->request.operation));
       message[BH_COMMAND_DEADLINE_MS] = command.job->time_limit_ms;
       return true;
@@ -619,6 +653,9 @@ class QueuePair::Impl {
   std::deque<Command> commands_;
   std::vector<uint32_t> free_;    // of them
   std::deque<uint32_t> waiting_;  // of them: jobs to be sent
+  std::deque<uint64_t> sent_;     // numbers of jobs, in their order; some are done by now
+  uint64_t oldest_ns_ = 0;        // since when the first of them has been it
+  uint64_t heard_ns_ = 0;         // when something came, or went
   std::deque<uint64_t> cancels_;  // numbers of commands
   Empty* empty_ = nullptr;        // of the thread that pings
   Mail* mail_ = nullptr;          // of the thread that sends one

@@ -8,7 +8,8 @@
 //   P1 The memory of a command, for its request and its answer, is not reused before the command
 //      completes or the device is known to have ended, even if nobody waits any more.
 //   P2 Each job ends once: by its completion, by its time limit, or with DEVICE_LOST, when no
-//      process of this machine is the device any more, or it was started anew again and again.
+//      process of this machine is the device any more, when it does not answer, or when it was
+//      started anew again and again.
 //   P3 A completion counts for the command that has its number and was sent in the present session
 //      of the device. No number is used twice, nor by an earlier process of this pair.
 #pragma once
@@ -26,7 +27,9 @@ namespace bowhead::driver {
 struct QueuePairOptions {
   uint64_t request_bytes = uint64_t{1} << 20;  ///< memory for requests that are under way
   uint64_t answer_bytes = uint64_t{4} << 20;   ///< likewise for their answers
-  uint64_t timeout_ms = 10'000;                ///< of a job without a time limit: then DEVICE_LOST
+  /// Of the command that the device has had longest, and of all that waits while nothing comes or
+  /// goes: then they are DEVICE_LOST.
+  uint64_t timeout_ms = 10'000;
 };
 
 /// Thread-safe. All jobs are done before it goes.

@@ -179,26 +179,25 @@ TEST_P(EachEngine, CancelsJobs) {
   const Request request = long_request(sequence);
   Answer wanted(request);
   ASSERT_TRUE(ndp::run(request, wanted.room()));
-  std::vector<Answer> answers(6, Answer(request));
-  std::vector<Job> jobs;
-  for (Answer& answer : answers) jobs.push_back(Job{request, answer.room()});
-  engine().submit(std::span(jobs));
-  for (size_t i = 0; i < 5; ++i) engine().cancel(jobs[i]);
+  // Where this thread is stopped for long, all may be done before they are cancelled: once more then.
   size_t cancelled = 0;
-  for (size_t i = 0; i < jobs.size(); ++i) {
-    engine().wait(jobs[i]);
-    if (jobs[i].answer->status() == Status::CANCELLED) {
-      ++cancelled;
-    } else {
-      ASSERT_TRUE(*jobs[i].answer) << jobs[i].answer->error().message();
-      EXPECT_EQ(answers[i], wanted) << i;
+  for (int attempt = 0; attempt < (has_device() ? 30 : 1) && cancelled == 0; ++attempt) {
+    std::vector<Answer> answers(6, Answer(request));
+    std::vector<Job> jobs;
+    for (Answer& answer : answers) jobs.push_back(Job{request, answer.room()});
+    engine().submit(std::span(jobs));
+    for (size_t i = 0; i < 5; ++i) engine().cancel(jobs[i]);
+    for (size_t i = 0; i < jobs.size(); ++i) {
+      engine().wait(jobs[i]);
+      if (i < 5 && jobs[i].answer->status() == Status::CANCELLED) {
+        ++cancelled;
+      } else {
+        ASSERT_TRUE(*jobs[i].answer) << jobs[i].answer->error().message();
+        EXPECT_EQ(answers[i], wanted) << i;
+      }
     }
   }
-  EXPECT_NE(jobs[5].answer->status(), Status::CANCELLED);
-  if (has_device())
-    EXPECT_GE(cancelled, 1u);  // they take long, one after the other or three at a time
-  else
-    EXPECT_EQ(cancelled, 0u);  // all were done before
+  EXPECT_EQ(cancelled > 0, has_device());  // else all were done before
 }
 
 /// An engine in the calling thread has no queue.
@@ -214,18 +213,22 @@ TEST_P(EachQueue, DoesASmallJobBeforeLargeOnesEnd) {
   const Request large = long_request(sequence);
   Request pages = few.request(Operation::DIGEST);
   pages.page_tokens = 16;
-  std::vector<Answer> answers(6, Answer(large));
-  std::vector<Job> jobs;
-  for (Answer& answer : answers) jobs.push_back(Job{large, answer.room()});
-  engine().submit(std::span(jobs));
-  Answer answer(pages);
-  const auto read = engine().run(pages, answer.room());
-  ASSERT_TRUE(read) << read.error().message();
-  EXPECT_FALSE(engine().poll(jobs.back()));
-  for (Job& job : jobs) {
-    engine().wait(job);
-    EXPECT_TRUE(*job.answer);
+  bool before = false;
+  for (int attempt = 0; attempt < 30 && !before; ++attempt) {
+    std::vector<Answer> answers(6, Answer(large));
+    std::vector<Job> jobs;
+    for (Answer& answer : answers) jobs.push_back(Job{large, answer.room()});
+    engine().submit(std::span(jobs));
+    Answer answer(pages);
+    const auto read = engine().run(pages, answer.room());
+    ASSERT_TRUE(read) << read.error().message();
+    before = !engine().poll(jobs.back());
+    for (Job& job : jobs) {
+      engine().wait(job);
+      EXPECT_TRUE(*job.answer);
+    }
   }
+  EXPECT_TRUE(before);
 }
 
 // ---- the injector ----
@@ -321,6 +324,59 @@ TEST_F(InjectorTest, WorksInADevice) {
     Answer answer(request);
     (void)(*pair)->run(request, answer.room());
     EXPECT_TRUE((*pair)->ping());
+  }
+}
+
+/// What a device drops is lost after the time limit of the pair; the others are answered.
+TEST_F(InjectorTest, ADroppedRequestIsLost) {
+  Injector injector(process_, {{.kind = Fault::Kind::DROP, .every = 4, .count = 1}});
+  const DeviceThread device(pool_.locator(), {.engine = &injector});
+  const auto pair = driver::QueuePair::open(pool(), {.timeout_ms = 2'000});
+  ASSERT_TRUE(pair);
+  std::vector<Answer> answers(8, Answer(request_));
+  std::vector<Job> jobs;
+  for (Answer& answer : answers) jobs.push_back(Job{request_, answer.room()});
+  (*pair)->submit(std::span(jobs));
+  std::map<Status, uint32_t> counts;
+  for (Job& job : jobs) {
+    (*pair)->wait(job);
+    ++counts[job.answer->status()];
+  }
+  EXPECT_EQ(counts[Status::DEVICE_LOST], 1u);
+  EXPECT_EQ(counts[Status::OK], 7u);
+}
+
+/// Those that wait for long ones are not lost, however many they are.
+TEST_F(InjectorTest, ALongQueueIsNotLost) {
+  Injector injector(process_, {{.kind = Fault::Kind::DELAY, .delay_ms = 150}});
+  class OneByOne final : public ndp::Engine {
+   public:
+    using Engine::submit;
+    explicit OneByOne(ndp::Engine& of) : of_(of) {}
+    const char* name() const override { return "one by one"; }
+    void submit(std::span<Job> jobs) override {
+      for (Job& job : jobs) {
+        of_.submit(job);
+        of_.wait(job);
+      }
+    }
+    bool poll(Job&) override { return true; }
+    void wait(Job&) override {}
+    void cancel(Job&) override {}
+
+   private:
+    ndp::Engine& of_;
+  } slow(injector);
+  const DeviceThread device(pool_.locator(), {.engine = &slow});
+  const auto pair = driver::QueuePair::open(pool(), {.timeout_ms = 2'000});
+  ASSERT_TRUE(pair);
+  std::vector<Answer> answers(20, Answer(request_));
+  std::vector<Job> jobs;
+  for (Answer& answer : answers) jobs.push_back(Job{request_, answer.room()});
+  (*pair)->submit(std::span(jobs));
+  for (size_t i = jobs.size(); i-- > 0;) {
+    (*pair)->wait(jobs[i]);
+    EXPECT_TRUE(*jobs[i].answer) << i << ": " << jobs[i].answer->error().message();
   }
 }
 
