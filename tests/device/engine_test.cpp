@@ -179,7 +179,7 @@ TEST_P(EachEngine, CancelsJobs) {
   const Request request = long_request(sequence);
   Answer wanted(request);
   ASSERT_TRUE(ndp::run(request, wanted.room()));
-  // Where this thread is stopped for long, all may be done before they are cancelled: once more then.
+  // Where this thread is stopped for long, all may be done before they are cancelled: then again.
   size_t cancelled = 0;
   for (int attempt = 0; attempt < (has_device() ? 30 : 1) && cancelled == 0; ++attempt) {
     std::vector<Answer> answers(6, Answer(request));
