@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <iterator>
 #include <map>
+#include <new>
 #include <optional>
 
 #include "base/assert.h"
@@ -21,43 +22,54 @@ class Pieces {
     return std::max<uint64_t>((bytes + BH_LINE_BYTES - 1) / BH_LINE_BYTES, 1) * BH_LINE_BYTES;
   }
 
-  /// All of so many bytes is free.
+  /// All of so many bytes is free. May throw, unless it is 0.
   void reset(uint64_t bytes) {
-    free_.clear();
-    if (bytes > 0) free_[0] = bytes;
+    pieces_.clear();
+    if (bytes > 0) pieces_[0] = {bytes, false};
   }
-  std::optional<uint64_t> take(uint64_t bytes) {
-    bytes = lines(bytes);
-    for (auto it = free_.begin(); it != free_.end(); ++it) {
-      if (it->second < bytes) continue;
-      const auto [at, size] = *it;
-      free_.erase(it);
-      if (size > bytes) free_[at + bytes] = size - bytes;
-      return at;
-    }
-    return std::nullopt;
+  /// Whether there is a place that is large enough.
+  bool has(uint64_t bytes) const {
+    return std::any_of(pieces_.begin(), pieces_.end(),
+                       [&](const auto& piece) { return suits(piece.second, lines(bytes)); });
   }
-  void give_back(uint64_t at, uint64_t bytes) {
+  /// None: there is no place, or no memory to note it.
+  std::optional<uint64_t> take(uint64_t bytes) noexcept {
     bytes = lines(bytes);
-    auto next = free_.lower_bound(at);
-    BOWHEAD_ASSERT(next == free_.end() || at + bytes <= next->first);
-    BOWHEAD_ASSERT(next == free_.begin() || std::prev(next)->first + std::prev(next)->second <= at);
-    if (next != free_.end() && at + bytes == next->first) {
-      bytes += next->second;
-      next = free_.erase(next);
+    const auto it = std::find_if(pieces_.begin(), pieces_.end(),
+                                 [&](const auto& piece) { return suits(piece.second, bytes); });
+    if (it == pieces_.end()) return std::nullopt;
+    const auto [at, piece] = *it;
+    try {
+      if (piece.bytes > bytes) pieces_[at + bytes] = {piece.bytes - bytes, false};
+    } catch (const std::bad_alloc&) {
+      return std::nullopt;
     }
-    if (next != free_.begin()) {
-      const auto before = std::prev(next);
-      if (before->first + before->second == at) {
-        before->second += bytes;
-        return;
-      }
+    it->second = {bytes, true};
+    return at;
+  }
+  void give_back(uint64_t at) noexcept {
+    auto it = pieces_.find(at);
+    BOWHEAD_ASSERT(it != pieces_.end() && it->second.is_taken);
+    it->second.is_taken = false;
+    if (const auto next = std::next(it); next != pieces_.end() && !next->second.is_taken) {
+      it->second.bytes += next->second.bytes;
+      pieces_.erase(next);
     }
-    free_[at] = bytes;
+    if (it == pieces_.begin() || std::prev(it)->second.is_taken) return;
+    std::prev(it)->second.bytes += it->second.bytes;
+    pieces_.erase(it);
   }
 
  private:
-  std::map<uint64_t, uint64_t> free_;  // bytes, by where they begin
+  struct Piece {
+    uint64_t bytes = 0;
+    bool is_taken = false;
+  };
+  static bool suits(const Piece& piece, uint64_t bytes) {
+    return !piece.is_taken && piece.bytes >= bytes;
+  }
+
+  std::map<uint64_t, Piece> pieces_;  // of all of the memory, by where they begin
 };
 
 }  // namespace bowhead::driver

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <deque>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <string>
 #include <utility>
@@ -31,8 +32,9 @@ using ndp::Job;
 constexpr size_t kAtOnce = 64;  // messages
 constexpr uint64_t kSentenceBytes = 512;
 constexpr uint64_t kNsOfMs = 1'000'000;
-/// How often the lock of the device's place is asked for while something is under way.
+/// How often it is asked whether there is a device, while something is under way.
 constexpr uint64_t kLookNs = 2 * kNsOfMs;
+constexpr size_t kJobsMax = size_t{1} << 19;
 constexpr uint32_t kLivesMax = 3;  ///< of the device, that a job is sent to
 
 /// What was sent, or is to be sent.
@@ -44,7 +46,8 @@ struct Command {
   uint64_t number = 0;
   Job* job = nullptr;  ///< null: nobody waits
   bool is_cancelled = false;
-  uint64_t end_ns = 0;  ///< by the job's time limit; 0: it has none
+  uint64_t end_ns = 0;        ///< by the job's time limit; 0: it has none
+  uint64_t needed_bytes = 0;  ///< for the request, once that is known
   uint64_t request_at = 0, request_bytes = 0;
   uint64_t answer_at = 0, answer_bytes = 0;
   ndp::AnswerBytes parts;
@@ -65,12 +68,13 @@ class QueuePair::Impl {
                  options.timeout_ms},
         channel_(window_.access(), window_.commands(window_.host(), pair),
                  window_.completions(window_.host(), pair), BH_DEVICE_QUEUE_BYTES),
-        next_serial_(window_.access().random() >> (2 * kIndexBits)) {}
+        next_serial_(window_.access().random() >> (kIndexBits + 1)) {}
   ~Impl() {
     // In a forked child it is the parent's, whose thread may hold the mutex.
     if (window_.access().forked()) return;
     const std::lock_guard lock(mutex_);
-    if (is_attached_) (void)channel_.send(Message{0, BH_DEVICE_DETACH});
+    if (is_attached_ && window_.standing() == Status::OK)
+      (void)channel_.send(Message{0, BH_DEVICE_DETACH});
     // The memory for requests goes: the device reads what it finds there, and believes nothing.
   }
 
@@ -96,7 +100,13 @@ class QueuePair::Impl {
       return;
     }
     const std::lock_guard lock(mutex_);
-    for (Job& job : jobs) enqueue(job);
+    for (Job& job : jobs) {
+      try {
+        enqueue(job);
+      } catch (const std::bad_alloc&) {
+        job.answer = Error{Status::LIMIT_REACHED, {}};
+      }
+    }
     progress();
   }
 
@@ -133,7 +143,7 @@ class QueuePair::Impl {
     while (empty_ != nullptr) pause(lock, backoff);  // another thread's
     Empty empty{count, depth, deadline_ns(0), next_serial_};
     empty_ = &empty;
-    while (empty.done < count && !empty.is_lost) {
+    while (empty.done < count && !empty.lost) {
       const uint64_t before = empty.done;
       const uint64_t now_ns = progress();
       if (empty.done != before) {
@@ -147,7 +157,7 @@ class QueuePair::Impl {
     }
     empty_ = nullptr;
     if (window_.access().media_failed()) return Status::MEDIA_ERROR;
-    if (empty.is_lost) return device_gone();
+    if (empty.lost) return *empty.lost;
     if (empty.done < count) return device_lost("does not answer");
     return {};
   }
@@ -167,12 +177,14 @@ class QueuePair::Impl {
     mail.bytes.insert(mail.bytes.end(), input.begin(), input.end());
     mail_ = &mail;
     const uint64_t end_ns = deadline_ns(0);
-    while (!mail.reply) {
-      if (progress() > end_ns) mail.reply = device_lost("does not answer");
-      if (!mail.reply) pause(lock, backoff);
+    for (;;) {
+      const bool is_late = progress() > end_ns;
+      if (mail.reply || is_late) break;
+      pause(lock, backoff);
     }
     mail_ = nullptr;
     if (window_.access().media_failed()) return Status::MEDIA_ERROR;
+    if (!mail.reply) return device_lost("does not answer");
     return *std::move(mail.reply);
   }
 
@@ -184,7 +196,7 @@ class QueuePair::Impl {
   struct Empty {
     uint64_t count, depth, end_ns, first_serial;
     uint64_t sent = 0, done = 0;
-    bool is_lost = false;
+    std::optional<Error> lost;
   };
 
   /// A mailbox command that a thread wants. Unlike a request it may change something: it is sent
@@ -226,6 +238,7 @@ class QueuePair::Impl {
     size_t index = commands_.size();
     if (free_.empty()) {
       BOWHEAD_ASSERT(index < (1u << kIndexBits));
+      free_.reserve(index + 1);  // to give it back throws nothing
       commands_.emplace_back();
     } else {
       index = free_.back();
@@ -248,8 +261,8 @@ class QueuePair::Impl {
 
   void give_back_memory(Command& command) {
     if (command.request_bytes == 0) return;
-    request_pieces_.give_back(command.request_at, command.request_bytes);
-    if (is_attached_) answer_pieces_.give_back(command.answer_at, command.answer_bytes);
+    request_pieces_.give_back(command.request_at);
+    if (is_attached_) answer_pieces_.give_back(command.answer_at);
     command.request_bytes = 0;
   }
 
@@ -262,7 +275,7 @@ class QueuePair::Impl {
   void finish(Command& command, Result<ndp::BlocksRead> answer) {
     // Loads may have returned zeros, and stores may be lost.
     if (window_.access().media_failed()) answer = Status::MEDIA_ERROR;
-    command.job->answer = std::move(answer);
+    std::exchange(command.job, nullptr)->answer = std::move(answer);
     if (!command.is_sent) std::erase(waiting_, static_cast<uint32_t>(index_of(command.number)));
     remove(command);
   }
@@ -276,18 +289,26 @@ class QueuePair::Impl {
                                  fmt::format("room of {} and {} bytes for an answer of {} and {}",
                                              job.room.first.size(), job.room.second.size(),
                                              parts->first, parts->second)});
+    } else if (commands_.size() - free_.size() >= kJobsMax) {
+      job.answer = Error{Status::LIMIT_REACHED,
+                         fmt::format("{} jobs of this queue pair are not done yet", kJobsMax)};
     } else {
       Command& command = add(Command::Kind::JOB);
+      try {
+        waiting_.push_back(static_cast<uint32_t>(index_of(command.number)));
+      } catch (const std::bad_alloc&) {
+        remove(command);
+        throw;
+      }
       command.job = &job;
       command.parts = *parts;
       if (job.time_limit_ms != 0) command.end_ns = deadline_ns(job.time_limit_ms);
-      if (waiting_.empty()) heard_ns_ = window_.access().recency_ns();
+      if (waiting_.size() == 1) heard_ns_ = window_.access().recency_ns();
       command.answer_bytes =
           std::max<uint64_t>(device::AnswerPlaces(*parts).left_out +
                                  job.request.heads.blocks.size() * sizeof(uint32_t),
                              kSentenceBytes);
       job.ticket = command.number;
-      waiting_.push_back(static_cast<uint32_t>(index_of(command.number)));
     }
   }
 
@@ -305,8 +326,7 @@ class QueuePair::Impl {
       finish(command, why);
       return;
     }
-    command.job->answer = why;
-    command.job = nullptr;
+    std::exchange(command.job, nullptr)->answer = why;
     cancels_.push_back(command.number);
   }
 
@@ -320,8 +340,7 @@ class QueuePair::Impl {
     }
     if (!sent_.empty() && now_ns > oldest_ns_ + limit_ns(0))
       abandon(commands_[index_of(sent_.front())], device_lost("does not answer"));
-    while (!waiting_.empty() && now_ns > heard_ns_ + limit_ns(0))
-      finish(commands_[waiting_.front()], device_lost("does not answer"));
+    if (now_ns > heard_ns_ + limit_ns(0)) end_waiting(device_lost("does not answer"));
   }
   bool is_under_way(uint64_t number) const {
     const Command& command = commands_[index_of(number)];
@@ -330,46 +349,64 @@ class QueuePair::Impl {
 
   // ---- both ways ----
 
-  /// Returns the time.
+  /// Returns the time. Throws nothing: jobs of other threads end here, too.
   uint64_t progress() {
-    harvest();
     const uint64_t now_ns = window_.access().recency_ns();
-    if (now_ns - looked_ns_ > kLookNs) {
-      looked_ns_ = now_ns;
-      if (is_gone()) give_up();
-      end_unanswered(now_ns);
+    try {
+      // A host that left, or was declared dead, stores nothing: its memory may be another's by now.
+      if (const Status standing = window_.standing(); standing != Status::OK) {
+        give_up(Error{standing, {}});
+        return now_ns;
+      }
+      harvest();
+      if (now_ns - looked_ns_ > kLookNs) {
+        looked_ns_ = now_ns;
+        if (is_gone()) give_up(device_gone());
+        end_unanswered(now_ns);
+      }
+      send_waiting();
+    } catch (const std::bad_alloc&) {
+      // What could not be done is tried again.
     }
-    send_waiting();
     return now_ns;
   }
 
-  /// The device has ended: of a device on another machine that is never certain.
-  bool is_gone() {
-    if (window_.access().media_failed()) return true;
-    if (window_.has_device()) {
-      session_here_ = session_;
-      return false;
-    }
-    return window_.hosts() == 1 || (session_here_ != 0 && session_here_ == session_);
+  /// No device runs, or none can be reached.
+  bool is_gone() { return window_.access().media_failed() || !window_.has_device(); }
+
+  /// Nothing can be asked.
+  void give_up(const Error& why) {
+    lose();
+    end_waiting(why);
+    if (empty_ != nullptr) empty_->lost = why;
+    if (mail_ != nullptr && !mail_->reply) mail_->reply = why;
   }
 
-  /// No device runs.
-  void give_up() {
-    lose();
-    while (!waiting_.empty()) finish(commands_[waiting_.front()], device_gone());
-    if (empty_ != nullptr) empty_->is_lost = true;
-    if (mail_ != nullptr && !mail_->reply) mail_->reply = device_gone();
+  void end_waiting(const Error& why) {
+    for (const uint32_t index : std::exchange(waiting_, {})) {
+      Command& command = commands_[index];
+      finish_surely(command, command.is_cancelled ? Error{Status::CANCELLED, {}} : why);
+    }
+  }
+  /// Without the sentence, if there is no memory for it.
+  void finish_surely(Command& command, const Error& why) {
+    try {
+      finish(command, why);
+    } catch (const std::bad_alloc&) {
+      finish(command, Error{why.status, {}});
+    }
   }
 
   /// Commands of a device that has ended: it no longer writes to their memory. Requests change
   /// nothing: the next one is asked again.
   void lose() {
+    std::vector<std::pair<uint64_t, uint32_t>> again;  // by their numbers, in their order
+    again.reserve(commands_.size());  // before anything is changed: the rest does not throw
     is_attached_ = false;
     answer_pieces_.reset(0);
     cancels_.clear();
     is_attaching_ = false;
     sent_.clear();
-    std::vector<std::pair<uint64_t, uint32_t>> again;  // by their numbers, in their order
     for (uint32_t i = 0; i < commands_.size(); ++i) {
       Command& command = commands_[i];
       if (command.kind == Command::Kind::FREE || !command.is_sent) continue;
@@ -378,7 +415,7 @@ class QueuePair::Impl {
       } else if (command.is_cancelled) {
         finish(command, Status::CANCELLED);
       } else if (command.lives >= kLivesMax) {
-        finish(command, device_lost("was started anew again and again"));
+        finish(command, Error{Status::DEVICE_LOST, {}});  // it was started anew again and again
       } else {
         again.emplace_back(command.number, i);
         give_back_memory(command);
@@ -388,22 +425,43 @@ class QueuePair::Impl {
       }
     }
     std::sort(again.rbegin(), again.rend());
-    for (const auto& [number, index] : again) waiting_.push_front(index);
+    for (const auto& [number, index] : again) {
+      try {
+        waiting_.push_front(index);
+      } catch (const std::bad_alloc&) {
+        finish(commands_[index], Error{Status::LIMIT_REACHED, {}});
+      }
+    }
     heard_ns_ = window_.access().recency_ns();
     if (empty_ != nullptr) empty_->sent = empty_->done;
     if (mail_ != nullptr && mail_->number != 0 && !mail_->reply)
-      mail_->reply = device_lost("ended, and may have carried the command out");
+      mail_->reply = Error{Status::DEVICE_LOST, {}};  // which may have carried it out
   }
 
   void harvest() {
     std::array<Message, kAtOnce> some;
     const size_t taken = channel_.poll(some);
     if (channel_.peer_session() != session_) {
-      session_ = channel_.peer_session();
       lose();
+      session_ = channel_.peer_session();
     }
-    for (size_t i = 0; i < taken; ++i) complete(some[i]);
+    for (size_t i = 0; i < taken; ++i) {
+      try {
+        complete(some[i]);
+      } catch (const std::bad_alloc&) {
+        end_without_memory(some[i][BH_COMPLETION_ID]);
+      }
+    }
     if (taken > 0) heard_ns_ = window_.access().recency_ns();
+  }
+
+  /// A command that was completed, while this process had no memory for the answer.
+  void end_without_memory(uint64_t number) {
+    Command& command = commands_[index_of(number)];
+    if (command.job != nullptr)
+      finish(command, Error{Status::LIMIT_REACHED, {}});
+    else
+      remove(command);
   }
 
   void complete(const Message& completion) {
@@ -441,14 +499,17 @@ class QueuePair::Impl {
 
   void send_waiting() {
     std::array<Message, kAtOnce> some;
-    for (;;) {
+    for (bool more = true; more;) {
       const size_t room = std::min<uint64_t>(channel_.free_slots(), some.size());
       size_t count = 0;
-      while (count < room && next_message(some[count])) ++count;
-      if (count == 0) return;
+      try {
+        while (count < room && next_message(some[count])) ++count;
+        more = count == some.size();
+      } catch (const std::bad_alloc&) {
+        more = false;  // those before it count as sent
+      }
       const size_t sent = channel_.send({some.data(), count});
       BOWHEAD_ASSERT(sent == count);  // this is the one thread that sends
-      if (count < some.size()) return;
     }
   }
 
@@ -461,7 +522,7 @@ class QueuePair::Impl {
       return true;
     }
     if (mail_ != nullptr && mail_->number == 0 && !mail_->reply) return next_mail(message);
-    if (!waiting_.empty()) return next_job(message);
+    if (!waiting_.empty() && next_job(message)) return true;
     if (empty_ != nullptr && empty_->sent < empty_->count &&
         empty_->sent - empty_->done < empty_->depth) {
       Command& command = add(Command::Kind::EMPTY);
@@ -479,22 +540,34 @@ class QueuePair::Impl {
     while (!waiting_.empty()) {
       if (!is_attached_) return attach(message);
       Command& command = commands_[waiting_.front()];
-      const auto bytes = device::encode(command.job->request);
-      if (!bytes) {
-        finish(command, refusal(*command.job, bytes.error()));
+      const bool knows_size = command.needed_bytes != 0;
+      if (knows_size && !request_pieces_.has(command.needed_bytes)) return false;
+      std::optional<Error> refused;
+      try {
+        const auto bytes = device::encode(command.job->request);
+        if (auto room = bytes ? check_room(bytes->size(), command.answer_bytes) : bytes.error();
+            !room) {
+          refused = refusal(*command.job, room.error());
+        } else {
+          command.needed_bytes = bytes->size();
+          sent_.push_back(command.number);  // first, since it may throw
+          if (!store(command, *bytes)) {
+            sent_.pop_back();
+            return false;
+          }
+        }
+      } catch (const std::bad_alloc&) {
+        refused = Error{Status::LIMIT_REACHED, {}};
+      }
+      if (refused) {
+        finish(command, *refused);
         continue;
       }
-      if (auto room = check_room(bytes->size(), command.answer_bytes); !room) {
-        finish(command, refusal(*command.job, room.error()));
-        continue;
-      }
-      if (!store(command, *bytes)) return false;
       waiting_.pop_front();
       command.is_sent = true;
       ++command.lives;
       heard_ns_ = window_.access().recency_ns();
-      if (sent_.empty()) oldest_ns_ = heard_ns_;
-      sent_.push_back(command.number);
+      if (sent_.size() == 1) oldest_ns_ = heard_ns_;
       message = message_of(command, static_cast<uint64_t>(command.job->request.operation));
       message[BH_COMMAND_DEADLINE_MS] = command.job->time_limit_ms;
       return true;
@@ -527,7 +600,7 @@ class QueuePair::Impl {
     if (!request_at) return false;
     const auto answer_at = answer_pieces_.take(command.answer_bytes);
     if (!answer_at) {
-      request_pieces_.give_back(*request_at, bytes.size());
+      request_pieces_.give_back(*request_at);
       return false;
     }
     command.request_at = *request_at;
@@ -563,8 +636,8 @@ class QueuePair::Impl {
 
   bool attach(Message& message) {
     if (is_attaching_) return false;
-    is_attaching_ = true;
     Command& command = add(Command::Kind::ATTACH);
+    is_attaching_ = true;
     command.is_sent = true;
     message = {command.number, BH_DEVICE_ATTACH};
     message[BH_COMMAND_ROOM] = options_.answer_bytes;
@@ -577,13 +650,14 @@ class QueuePair::Impl {
     answers_offset_ = completion[BH_COMPLETION_BYTES];
     std::optional<Error> why;
     if (status != Status::OK)
-      why = Error{status, fmt::format("the device has no area of {} bytes for answers: {}",
-                                      options_.answer_bytes, status_text(status))};
+      why = Error{Status::LIMIT_REACHED,
+                  fmt::format("the device has no area of {} bytes for answers: {}",
+                              options_.answer_bytes, status_text(status))};
     else if (!window_.is_payload(answers_offset_, options_.answer_bytes))
       why = device_lost("gave an area that is not in the pool");
+    if (!why) answer_pieces_.reset(options_.answer_bytes);
     is_attached_ = !why;
-    if (is_attached_) answer_pieces_.reset(options_.answer_bytes);
-    while (why && !waiting_.empty()) finish(commands_[waiting_.front()], *why);
+    if (why) end_waiting(*why);
     if (why && mail_ != nullptr && mail_->number == 0) mail_->reply = *why;
   }
 
@@ -643,8 +717,7 @@ class QueuePair::Impl {
   std::mutex mutex_;
   Window::Channel channel_;
   uint64_t session_ = 0;
-  uint64_t session_here_ = 0;  // in which the device was on this machine
-  uint64_t looked_ns_ = 0;     // when the lock of the device's place was asked for
+  uint64_t looked_ns_ = 0;  // whether there is a device
   std::optional<Area> requests_;
   Pieces request_pieces_, answer_pieces_;
   uint64_t answers_offset_ = 0;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <new>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -53,8 +54,8 @@ class Device::Impl final : private MailboxDevice {
       for (uint32_t i = 1; i < threads_; ++i) others.emplace_back([this] { work(); });
       work();
     } catch (const std::system_error& error) {
+      stopping_ = true;  // an idle thread keeps the front until it sees that
       const std::lock_guard front(front_);
-      stopping_ = true;
       why_ = Error{Status::SYSTEM, error.what()};
     }
     for (std::thread& other : others) other.join();
@@ -122,10 +123,8 @@ class Device::Impl final : private MailboxDevice {
   Status pass(const Task& task) {
     if (task.is_cancelled() || stopping_) return Status::CANCELLED;
     if (task.is_late()) return Status::TIMED_OUT;
-    if (front_.try_lock()) {
-      (void)look();
-      front_.unlock();
-    }
+    const std::unique_lock front(front_, std::try_to_lock);
+    if (front.owns_lock()) (void)look();
     return Status::OK;
   }
 
@@ -137,15 +136,24 @@ class Device::Impl final : private MailboxDevice {
            opcode > BH_DEVICE_CANCEL;  // or is the mailbox's, or refused
   }
 
-  /// Takes commands and sends completions; true: there were some.
+  /// Takes commands and sends completions; true: there were some. Throws nothing: it may be in the
+  /// middle of an operation that it has nothing to do with.
   bool look() {
+    try {
+      return look_at_all();
+    } catch (const std::bad_alloc&) {
+      return false;  // a command may be lost; its process ends it by its time limit
+    }
+  }
+
+  bool look_at_all() {
     if ((*stops_)()) stopping_ = true;
     keep_up();
     // A device whose host is declared dead writes nothing more, as a process that commits blocks.
-    if (const Status standing = window_.standing(); standing != Status::OK) {
-      why_ = pool_.explain(standing);
-      stopping_ = true;
-    }
+    const Status standing = window_.standing();
+    if (standing != Status::OK) why_ = pool_.explain(standing);
+    if (standing == Status::OK) why_ = window_.beat();
+    if (!why_) stopping_ = true;
     if (stopping_) return false;
     bool some = end_tasks();
     uint64_t waiting = 0;
@@ -177,8 +185,8 @@ class Device::Impl final : private MailboxDevice {
       return;
     }
     auto task = std::make_unique<Task>(around_, command, pair.area());
-    task->read();
-    if (!task->is_done() && !task->is_small()) {
+    if (!task->is_long()) task->read();
+    if (task->is_long() || (!task->is_done() && !task->is_small())) {
       pair.keep_waiting(std::move(task));
       return;
     }
@@ -213,33 +221,46 @@ class Device::Impl final : private MailboxDevice {
 
   /// Completes tasks that nobody works on any more; true: there were some.
   bool end_tasks() {
+    // It must not throw while elements move; what there is no memory for is tried again.
     const auto done = [&](const Running& running) {
-      if (running.task->is_worked_on() || !running.task->poll(engine_)) return false;
-      if (running.session == running.pair->session()) {
+      if (running.task->is_worked_on()) return false;
+      try {
+        if (!running.task->poll(engine_)) return false;
+        if (running.session != running.pair->session()) return true;
         complete(*running.pair, *running.task);
-        running.pair->send();
+      } catch (const std::bad_alloc&) {
+        return false;
       }
+      (void)running.pair->send();
       return true;
     };
     return std::erase_if(running_, done) > 0;
   }
 
-  /// The pairs take turns.
+  /// The pairs take turns. Null: none waits, or there is no memory to begin one.
   Task* next_task() {
-    for (size_t i = 0; i < pairs_.size(); ++i) {
-      const auto& pair = pairs_[turn_];
-      turn_ = (turn_ + 1) % pairs_.size();
-      while (auto task = pair ? pair->next_waiting() : nullptr) {
-        if (task->is_cancelled() || task->is_late()) {
-          task->refuse(task->is_cancelled() ? Status::CANCELLED : Status::TIMED_OUT);
-          complete(*pair, *task);
-          pair->send();
-          continue;
-        }
-        task->set_worked_on(true);
-        running_.push_back({pair.get(), pair->session(), std::move(task)});
-        return running_.back().task.get();
+    try {
+      running_.reserve(running_.size() + 1);  // before a task leaves its pair
+      for (size_t i = 0; i < pairs_.size(); ++i) {
+        const auto& pair = pairs_[turn_];
+        turn_ = (turn_ + 1) % pairs_.size();
+        if (Task* task = pair ? next_task(*pair) : nullptr) return task;
       }
+    } catch (const std::bad_alloc&) {
+    }
+    return nullptr;
+  }
+  Task* next_task(Pair& pair) {
+    while (auto task = pair.next_waiting()) {
+      if (task->is_cancelled() || task->is_late()) {
+        task->refuse(task->is_cancelled() ? Status::CANCELLED : Status::TIMED_OUT);
+        complete(pair, *task);
+        (void)pair.send();
+        continue;
+      }
+      task->set_worked_on(true);
+      running_.push_back({&pair, pair.session(), std::move(task)});
+      return running_.back().task.get();
     }
     return nullptr;
   }

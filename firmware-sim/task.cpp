@@ -16,6 +16,8 @@ namespace {
 
 /// Tokens times queries times heads: a few microseconds.
 constexpr uint64_t kSmallWork = 2048;
+constexpr uint64_t kLongBytes = 16384;    // of a request
+constexpr uint64_t kSmallAnswer = 65536;  // bytes
 
 }  // namespace
 
@@ -47,7 +49,7 @@ void Task::read() {
     if (good && !done_) good = find_room();
     if (!good) end(good.error());
   } catch (const std::bad_alloc&) {
-    end(Error{Status::LIMIT_REACHED, "the device has no memory for this request"});
+    end(Error{Status::LIMIT_REACHED, {}});
   }
 }
 
@@ -127,7 +129,10 @@ Result<void> Task::find_room() {
   return {};
 }
 
+bool Task::is_long() const { return command_[BH_COMMAND_INPUT_BYTES] > kLongBytes; }
+
 bool Task::is_small() const {
+  if (job_->room.first.size() + job_->room.second.size() > kSmallAnswer) return false;
   uint64_t tokens = 0;
   for (const ndp::StoredBlock& block : job_->request.heads.blocks)
     tokens += tokens_of(block).value_or(0);
@@ -137,15 +142,17 @@ bool Task::is_small() const {
 
 void Task::begin(ndp::Engine& engine, const ndp::Checkpoint& checkpoint) {
   begun_ns_ = window_.access().recency_ns();
-  mark_lost();
-  for (const bh_device_block& block : request_->blocks())
-    window_.access().acquire(block.offset, block.stored_bytes);
+  if (!job_) read();
+  if (done_) return;
   try {
+    mark_lost();
+    for (const bh_device_block& block : request_->blocks())
+      window_.access().acquire(block.offset, block.stored_bytes);
     job_->checkpoint = checkpoint;
     engine.submit(*job_);
     (void)poll(engine);
   } catch (const std::bad_alloc&) {
-    end(Error{Status::LIMIT_REACHED, "the device has no memory for this request"});
+    end(Error{Status::LIMIT_REACHED, {}});
   }
 }
 
@@ -179,7 +186,9 @@ bool Task::poll(ndp::Engine& engine) {
   return done_;
 }
 
-void Task::refuse(Status status) { end(Error{status, {}}); }
+void Task::refuse(Status status) {
+  is_area_good() ? end(Error{status, {}}) : complete(status, 0, 0);
+}
 
 void Task::conclude() {
   if (!*job_->answer && job_->answer->status() == Status::DEVICE_LOST) {
@@ -251,12 +260,17 @@ Result<void> Task::check_blocks() const {
   return {};
 }
 
-/// As much of the sentence as has room.
+/// As much of the sentence as has room; none, if there is no memory for it.
 void Task::end(const Error& error) {
-  const std::string why = error.message().substr(0, room().size());
-  std::memcpy(room().data(), why.data(), why.size());
+  uint64_t bytes = 0;
+  try {
+    const std::string why = error.message();
+    bytes = std::min<uint64_t>(why.size(), room().size());
+    std::memcpy(room().data(), why.data(), bytes);
+  } catch (const std::bad_alloc&) {
+  }
   completion_[BH_COMPLETION_READ_BYTES] = completion_[BH_COMPLETION_MODELLED_NS] = 0;
-  complete(error.status, 0, why.size());
+  complete(error.status, 0, bytes);
 }
 
 /// With so much of the room as the answer.

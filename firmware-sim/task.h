@@ -36,6 +36,8 @@ class Task {
   /// `area`: for the answer, which it keeps until it goes; null: the pair has none.
   Task(const Surroundings& around, const core::Message& command, std::shared_ptr<Area> area);
 
+  /// The request is so long that to read it takes longer than a small task.
+  bool is_long() const;
   /// Copies the request out of the pool, and checks it. If it is refused, or a mailbox command, the
   /// task is done.
   void read();
@@ -43,7 +45,8 @@ class Task {
   bool is_small() const;
   /// Memory that it holds while it waits.
   uint64_t held_bytes() const { return input_bytes_; }
-  /// Has an engine begin it, which may do all of it here. The task may be done then.
+  /// Reads it, if that was not done, and has an engine begin it, which may do all of it here. The
+  /// task may be done then.
   void begin(ndp::Engine& engine, const ndp::Checkpoint& checkpoint);
   /// Whether it is done, when its engine is asked.
   bool poll(ndp::Engine& engine);
@@ -95,7 +98,6 @@ class Task {
   std::optional<DecodedRequest> request_;
   std::optional<ndp::Job> job_;
   AnswerPlaces places_{{}};
-  uint64_t answer_end_ = 0;  // behind the numbers of all blocks
   core::Message completion_{};
   bool done_ = false, has_completion_ = false;
   std::atomic<bool> cancelled_{false}, worked_on_{false};

@@ -858,6 +858,7 @@ Result<BlocksRead> gather(const HeadsOfBlocks& heads, uint32_t part,
       const Visible wanted{tokens[by_block[b].front()], tokens[by_block[b].back()] + 1, 0};
       const auto copy = [&](uint32_t head, const KvSpan& span) -> Result<void> {
         for (const size_t i : by_block[b]) {
+          if (!pass_checkpoint(1)) return Status::CANCELLED;
           const uint32_t within = tokens[i] - span.first_token;
           if (within >= span.keys.tokens) return Status::DAMAGED;  // another block's by now
           std::memcpy(&rows[(head * tokens.size() + i) * row_bytes], span.keys.row(within),

@@ -9,6 +9,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+uint64_t now_ns() {
+  return static_cast<uint64_t>(std::chrono::nanoseconds(Clock::now().time_since_epoch()).count());
+}
+
 Result<BlocksRead> run_within(const Job& job, Clock::time_point end) {
   return ndp::run(job.request, job.room, [&] {
     if (Clock::now() > end) return Status::TIMED_OUT;
@@ -33,10 +37,35 @@ void ProcessEngine::submit(std::span<Job> jobs) {
   }
 }
 
-bool FallbackEngine::finish(Job& job) {
-  const Status status = job.answer->status();
-  if (status == Status::DEVICE_LOST || status == Status::LIMIT_REACHED) process_.submit(job);
+void FallbackEngine::submit(std::span<Job> jobs) {
+  for (Job& job : jobs) job.submitted_ns = now_ns();
+  first_->submit(jobs);
+}
+
+bool FallbackEngine::poll(Job& job) {
+  if (!first_->poll(job)) return false;
+  finish(job);
   return true;
+}
+
+void FallbackEngine::wait(Job& job) {
+  first_->wait(job);
+  finish(job);
+}
+
+/// Within what is left of its time.
+void FallbackEngine::finish(Job& job) {
+  const Status status = job.answer->status();
+  if (status != Status::DEVICE_LOST && status != Status::LIMIT_REACHED) return;
+  const uint64_t limit_ms = job.time_limit_ms,
+                 waited_ms = (now_ns() - job.submitted_ns) / 1'000'000;
+  if (limit_ms != 0 && waited_ms >= limit_ms) {
+    job.answer = Status::TIMED_OUT;
+    return;
+  }
+  job.time_limit_ms = limit_ms == 0 ? 0 : limit_ms - waited_ms;
+  process_.submit(job);
+  job.time_limit_ms = limit_ms;
 }
 
 }  // namespace bowhead::ndp

@@ -26,7 +26,8 @@ struct Job {
   uint64_t modelled_ns = 0;    ///< and that the modelled device takes; 0: there is no model
   bool was_elsewhere = false;  ///< and whether it was not in the calling thread
 
-  uint64_t ticket = 0;  ///< of the engine
+  uint64_t ticket = 0;        ///< of the engine
+  uint64_t submitted_ns = 0;  ///< likewise
 };
 
 /// Thread-safe; a job is one thread's. Outcomes are those of ndp::run(), and
@@ -73,23 +74,20 @@ class ProcessEngine final : public Engine {
   void cancel(Job&) override {}
 };
 
-/// Has another engine do the jobs, and does in the calling thread those that the other cannot: its
-/// device does not answer, or it has no room for them.
+/// Has another engine do the jobs, and does those that the other cannot, since its device does not
+/// answer or it has no room for them, in the thread that polls or waits.
 class FallbackEngine final : public Engine {
  public:
   using Engine::submit;
   explicit FallbackEngine(std::unique_ptr<Engine> first) : first_(std::move(first)) {}
   const char* name() const override { return "device or process"; }
-  void submit(std::span<Job> jobs) override { first_->submit(jobs); }
-  bool poll(Job& job) override { return first_->poll(job) && finish(job); }
-  void wait(Job& job) override {
-    first_->wait(job);
-    finish(job);
-  }
+  void submit(std::span<Job> jobs) override;
+  bool poll(Job& job) override;
+  void wait(Job& job) override;
   void cancel(Job& job) override { first_->cancel(job); }
 
  private:
-  bool finish(Job& job);
+  void finish(Job& job);
 
   const std::unique_ptr<Engine> first_;
   ProcessEngine process_;

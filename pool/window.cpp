@@ -7,6 +7,7 @@
 #include <cstring>
 #include <mutex>
 
+#include "pool/core/device_place.h"
 #include "pool/pool_impl.h"
 
 namespace bowhead {
@@ -19,9 +20,10 @@ static_assert(BH_DEVICE_PAIRS * 2 * BH_DEVICE_QUEUE_BYTES == 65536, "ring_bytes 
 
 class Window::State {
  public:
-  explicit State(Pool::Impl& of) : pool(of) {}
+  explicit State(Pool::Impl& of) : pool(of), among_hosts(of.core().context()) {}
   ~State() {
     if (pool.forked()) return;
+    if (mine[kDevicePlace] && shared()) among_hosts.leave();
     for (uint32_t place = 0; place <= kDevicePlace; ++place) {
       if (mine[place]) give_back(place);
     }
@@ -49,6 +51,9 @@ class Window::State {
     places.taken[place] = mine[place] = false;
     access().unlock_queue(holder(place), place);
   }
+  /// The hosts may be those of several machines.
+  bool shared() const { return !pool.core().context().alone(); }
+
   /// By this process or another one.
   bool is_taken(uint32_t place) {
     Pool::Impl::QueuePlaces& places = pool.queue_places();
@@ -65,6 +70,9 @@ class Window::State {
 
   Pool::Impl& pool;
   std::bitset<kDevicePlace + 1> mine;  ///< of this object
+  core::DevicePlace<Access> among_hosts;
+  uint64_t looked_ns = 0, beaten_ns = 0;
+  bool is_elsewhere = false;  ///< when it was looked for last
 };
 
 Result<Window> Window::open(Pool& pool) {
@@ -97,6 +105,11 @@ uint64_t Window::completions(uint32_t host, uint32_t pair) const {
   return commands(host, pair) + BH_DEVICE_QUEUE_BYTES;
 }
 
+uint64_t Window::device_word(uint32_t host) const {
+  BOWHEAD_ASSERT(host < hosts());
+  return core::DevicePlace<Access>::word_at(state_->layout(), host);
+}
+
 Result<uint32_t> Window::take_pair() {
   for (uint32_t pair = 0; pair < BH_DEVICE_PAIRS; ++pair) {
     if (state_->take(pair)) return pair;
@@ -113,6 +126,10 @@ bool Window::is_taken(uint32_t pair) const { return state_->is_taken(pair); }
 Result<void> Window::become_device() {
   if (!state_->take(kDevicePlace))
     return Error{Status::IN_USE, "another process serves the pool as its device"};
+  if (const auto host = state_->shared() ? state_->among_hosts.claim() : std::nullopt) {
+    state_->give_back(kDevicePlace);
+    return Error{Status::IN_USE, fmt::format("host {} serves the pool as its device", *host)};
+  }
   // Rule R1 by the mapping: these lines of other hosts are the device's to write.
   for (uint32_t of = 0; of < hosts(); ++of) {
     for (uint32_t pair = 0; of != host() && pair < BH_DEVICE_PAIRS; ++pair) {
@@ -122,7 +139,27 @@ Result<void> Window::become_device() {
   return {};
 }
 
-bool Window::has_device() const { return state_->is_taken(kDevicePlace); }
+Result<void> Window::beat() {
+  const uint64_t now_ns = access().now_ns();
+  if (!state_->shared() || now_ns - state_->beaten_ns < core::DevicePlace<Access>::kBeatNs / 2)
+    return {};
+  state_->beaten_ns = now_ns;
+  if (const auto host = state_->among_hosts.beat())
+    return Error{Status::IN_USE, fmt::format("host {} serves the pool as its device too", *host)};
+  return {};
+}
+
+bool Window::has_device() {
+  if (state_->is_taken(kDevicePlace)) return true;
+  if (!state_->shared()) return false;
+  constexpr uint64_t kLookNs = 20'000'000;
+  const uint64_t now_ns = access().now_ns();
+  if (now_ns - state_->looked_ns > kLookNs) {
+    state_->looked_ns = now_ns;
+    state_->is_elsewhere = state_->among_hosts.is_elsewhere();
+  }
+  return state_->is_elsewhere;
+}
 
 Status Window::standing() const { return state_->pool.core().membership.standing(); }
 

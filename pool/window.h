@@ -41,17 +41,24 @@ class Window {
   uint64_t commands(uint32_t host, uint32_t pair) const;
   uint64_t completions(uint32_t host, uint32_t pair) const;
 
+  /// The word of a host that says whether it has the device.
+  uint64_t device_word(uint32_t host) const;
+
   /// A queue pair of this host for this process alone, until give_back(). LIMIT_REACHED: all are
   /// taken.
   Result<uint32_t> take_pair();
   void give_back(uint32_t pair);
   bool is_taken(uint32_t pair) const;  ///< a pair of this host, by any process
 
-  /// Makes this process the device, as long as the object lives; completions can be stored to. Of
-  /// the processes of this machine one is: IN_USE.
+  /// Makes this process the device, as long as the object lives; completions can be stored to. One
+  /// process of all hosts is: IN_USE. Waits for a second where that of another machine has died.
   Result<void> become_device();
-  /// Whether a process of this machine is the device.
-  bool has_device() const;
+  /// For the device, each 100 ms or more often. IN_USE: it was stopped for long, and another host
+  /// has the device by now.
+  Result<void> beat();
+  /// Whether some process is the device. One of another machine is known to have ended a second
+  /// later; it is looked for each 20 ms.
+  bool has_device();
 
   /// OK, or why this process must store nothing any more: its host was declared dead (HOST_FENCED,
   /// HOST_ID_CONFLICT), or the medium failed. Cheap.

@@ -10,7 +10,10 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <optional>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "driver-shim/queue_pair.h"
 #include "firmware-sim/timing.h"
@@ -318,6 +321,149 @@ TEST_F(DeviceTest, SeesWhatIsRead) {
           entry.offset < block.offset + block.bytes.size() && block.offset < entry.offset + 65536;
     EXPECT_TRUE(found) << entry.offset;
   }
+}
+
+/// Two hosts of this machine, of which one plays another machine: it stores its device's word, and
+/// has no lock.
+class DeviceOfHosts : public testing::Test {
+ protected:
+  DeviceOfHosts() {
+    CreateOptions options;
+    options.size_bytes = 64u << 20;
+    options.hosts = 3;
+    EXPECT_TRUE(Pool::create(locator_, options));
+    for (uint32_t host = 0; host < 3; ++host)
+      pools_.push_back(Pool::open(locator_, {.host = host, .prefault = false}).value());
+  }
+  ~DeviceOfHosts() override {
+    pools_.clear();
+    (void)Pool::destroy(locator_, true);
+  }
+  /// Of a device of a host that beats, as another machine would see it, until the object goes.
+  class Beats {
+   public:
+    Beats(Pool& pool, bool leaves) : window_(Window::open(pool).value()), leaves_(leaves) {
+      set(2);
+      thread_ = std::thread([this] {
+        for (uint64_t beat = 1; !stops_; ++beat) {
+          set(beat << 2 | 2);
+          std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        }
+        if (leaves_) set(0);
+      });
+    }
+    ~Beats() {
+      stops_ = true;
+      thread_.join();
+    }
+
+   private:
+    void set(uint64_t word) {
+      const uint64_t at = window_.device_word(window_.host());
+      window_.access().store(at, word);
+      window_.access().publish(at, 8);
+    }
+    Window window_;
+    const bool leaves_;
+    std::atomic<bool> stops_{false};
+    std::thread thread_;
+  };
+
+  const std::string locator_ = "shm:device-hosts-" + std::to_string(getpid());
+  std::vector<Pool> pools_;
+};
+
+TEST_F(DeviceOfHosts, OfAnotherMachineIsSeen) {
+  {
+    const Beats beats(pools_[1], /*leaves=*/true);
+    for (const uint32_t host : {0u, 2u}) {
+      const auto refused = Device::make(pools_[host]);
+      ASSERT_EQ(refused.status(), Status::IN_USE);
+      EXPECT_NE(refused.error().message().find("host 1"), std::string::npos);
+    }
+  }
+  {
+    const Beats beats(pools_[1], /*leaves=*/false);  // it dies
+  }
+  EXPECT_TRUE(Device::make(pools_[2]));
+}
+
+TEST_F(DeviceOfHosts, OfAnotherMachineIsKnownToHaveEnded) {
+  const auto pair = QueuePair::open(pools_[0], {.timeout_ms = 60'000});
+  ASSERT_TRUE(pair);
+  EXPECT_EQ((*pair)->ping().status(), Status::DEVICE_LOST);
+  std::optional<Beats> beats;
+  beats.emplace(pools_[1], /*leaves=*/false);
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // until it is looked for again
+  std::atomic<bool> ended = false;
+  std::thread waits([&] {
+    EXPECT_EQ((*pair)->ping().status(), Status::DEVICE_LOST);
+    ended = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  EXPECT_FALSE(ended);  // it may answer yet
+  beats.reset();
+  waits.join();
+}
+
+TEST_F(DeviceOfHosts, EndsWhereALowerHostHasOneToo) {
+  const auto device = Device::make(pools_[1]);
+  ASSERT_TRUE(device);
+  std::optional<Beats> beats;
+  const auto begun = std::chrono::steady_clock::now();
+  const auto served = (*device)->serve([&] {
+    if (!beats && std::chrono::steady_clock::now() - begun > std::chrono::milliseconds(300))
+      beats.emplace(pools_[0], true);
+    return false;
+  });
+  EXPECT_EQ(served.status(), Status::IN_USE);
+  EXPECT_NE(served.error().message().find("host 0"), std::string::npos);
+}
+
+TEST_F(DeviceOfHosts, ServesTheProcessesOfAllHosts) {
+  std::atomic<bool> stops = false;
+  const auto device = Device::make(pools_[1]);
+  ASSERT_TRUE(device);
+  std::thread serves([&] { EXPECT_TRUE((*device)->serve([&] { return stops.load(); })); });
+  for (size_t host = 0; host < pools_.size(); ++host) {
+    Pool& pool = pools_[host];
+    const auto pair = QueuePair::open(pool);
+    ASSERT_TRUE(pair);
+    LeasedSequence sequence(pool, "of host " + std::to_string(host), CompressionProfile::NONE,
+                            {300, 40, 16});
+    ndp::Request request = sequence.request(Operation::DIGEST);
+    request.page_tokens = 16;
+    Answer here(request), there(request);
+    ASSERT_TRUE(ndp::run(request, here.room()));
+    const auto read = (*pair)->run(request, there.room());
+    ASSERT_TRUE(read) << read.error().message();
+    EXPECT_EQ(here, there);
+  }
+  stops = true;
+  serves.join();
+}
+
+/// The memory of its queue pair may be another host's by then: nothing is stored there.
+TEST_F(DeviceOfHosts, IsNotAskedByAHostThatLeft) {
+  std::atomic<bool> stops = false;
+  const auto device = Device::make(pools_[1]);
+  ASSERT_TRUE(device);
+  std::thread serves([&] { EXPECT_TRUE((*device)->serve([&] { return stops.load(); })); });
+  {
+    const auto pair = QueuePair::open(pools_[0]);
+    ASSERT_TRUE(pair);
+    LeasedSequence sequence(pools_[0], "of a host that leaves", CompressionProfile::NONE, {300});
+    ndp::Request request = sequence.request(Operation::DIGEST);
+    request.page_tokens = 16;
+    Answer answer(request);
+    ASSERT_TRUE((*pair)->run(request, answer.room()));
+    ASSERT_EQ(pools_[0].leave().status(), Status::OK);
+    EXPECT_EQ((*pair)->run(request, answer.room()).status(), Status::HOST_FENCED);
+    EXPECT_EQ((*pair)->ping().status(), Status::HOST_FENCED);
+    EXPECT_EQ((*pair)->send(1, {}).status(), Status::HOST_FENCED);
+  }
+  stops = true;
+  serves.join();
 }
 
 /// Of memory in no whole lines too.

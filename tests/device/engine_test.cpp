@@ -231,6 +231,89 @@ TEST_P(EachQueue, DoesASmallJobBeforeLargeOnesEnd) {
   EXPECT_TRUE(before);
 }
 
+/// Requests and answers that a device does not read, or write, between two looks at its queues.
+TEST_P(EachEngine, AnswersLongRequests) {
+  LeasedSequence sequence(pool(), "plain", CompressionProfile::NONE, {300, 40, 16});
+  std::vector<uint32_t> many;
+  for (uint32_t i = 0; i < 9000; ++i) many.push_back(i * 7 % 356);
+  Request rows = sequence.request(Operation::GATHER);
+  rows.tokens = many;
+  for (const bool good : {true, false}) {
+    if (!good) many[5000] = 356;
+    Answer here(rows), there(rows);
+    const auto read_here = ndp::run(rows, here.room());
+    const auto read_there = engine().run(rows, there.room());
+    ASSERT_EQ(read_there.status(), read_here.status());
+    if (good) {
+      EXPECT_EQ(here, there);
+    } else {
+      EXPECT_EQ(read_there.error().message(), read_here.error().message());
+    }
+  }
+}
+
+// ---- the device is gone, or has no room ----
+
+class FallbackTest : public EngineTest {
+ protected:
+  FallbackTest() : sequence_(pool(), "plain", CompressionProfile::NONE, {300, 40, 16}) {}
+  std::unique_ptr<driver::QueuePair> pair() { return driver::QueuePair::open(pool()).value(); }
+  LeasedSequence sequence_;
+};
+
+TEST_F(FallbackTest, AnswersWhereThePoolIsFull) {
+  auto device_pair = pair();
+  std::vector<std::byte> value(1 << 20);
+  const NamespaceId ns = pool().open_namespace({"full", ""}).value();
+  std::vector<Lease> leases;
+  for (int i = 0;; ++i) {
+    const ConstSpan in{value.data(), value.size()};
+    const std::string key = std::to_string(i);
+    if (pool().put(ns, key, {&in, 1}) != Status::OK) break;
+    leases.push_back(pool().acquire(ns, key, 600'000).value());
+  }
+  const DeviceThread device(pool_.locator());
+  const Request request = requests(sequence_)[0];
+  Answer answer(request), wanted(request);
+  ASSERT_TRUE(ndp::run(request, wanted.room()));
+  EXPECT_EQ(device_pair->run(request, answer.room()).status(), Status::LIMIT_REACHED);
+  ndp::FallbackEngine either(std::move(device_pair));
+  const auto read = either.run(request, answer.room());
+  EXPECT_TRUE(read) << read.error().message();
+  EXPECT_EQ(answer, wanted);
+  for (Lease& lease : leases) (void)pool().release(lease);
+}
+
+/// Without a device, or by one that dies before it has begun them.
+TEST_F(FallbackTest, DoesNoJobThatWasCancelled) {
+  const Request request = requests(sequence_)[0];
+  ndp::ProcessEngine process;
+  Injector injector(process, {{.kind = Fault::Kind::DROP}});
+  ndp::FallbackEngine either(pair());
+  Answer answer(request);
+  Job job{request, answer.room()};
+  {
+    const DeviceThread device(pool_.locator(), {.engine = &injector});
+    either.submit(job);
+    for (int i = 0; i < 100; ++i) (void)either.poll(job);
+    either.cancel(job);
+  }
+  either.wait(job);
+  EXPECT_EQ(job.answer->status(), Status::CANCELLED);
+}
+
+TEST_F(FallbackTest, ManyJobsEndWithoutADevice) {
+  const Request request = requests(sequence_)[0];
+  Answer answer(request);
+  std::vector<Job> jobs(20'000, Job{request, answer.room()});
+  const auto asked = pair();
+  asked->submit(std::span(jobs));
+  for (Job& job : jobs) {
+    asked->wait(job);
+    ASSERT_EQ(job.answer->status(), Status::DEVICE_LOST);
+  }
+}
+
 // ---- the injector ----
 
 class InjectorTest : public EngineTest {

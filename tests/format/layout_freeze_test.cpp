@@ -188,9 +188,10 @@ TEST(LayoutFreeze, HostHeartbeat) {
 
 TEST(LayoutFreeze, HostCounts) {
   const std::vector<Field> fields = {
-      FIELD(bh_host_counts, decisions, 0, 8), FIELD(bh_host_counts, owns, 8, 8),
-      FIELD(bh_host_counts, touches, 16, 8),  FIELD(bh_host_counts, mails, 24, 8),
-      FIELD(bh_host_counts, growing, 32, 8),  FIELD(bh_host_counts, reserved, 40, 24),
+      FIELD(bh_host_counts, decisions, 0, 8),  FIELD(bh_host_counts, owns, 8, 8),
+      FIELD(bh_host_counts, touches, 16, 8),   FIELD(bh_host_counts, mails, 24, 8),
+      FIELD(bh_host_counts, growing, 32, 8),   FIELD(bh_host_counts, device, 40, 8),
+      FIELD(bh_host_counts, reserved, 48, 16),
   };
   expect_layout<bh_host_counts>(64, fields);
 }
