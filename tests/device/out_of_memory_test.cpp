@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A process that asks a device runs out of memory, and a device does: each allocation of a request
-// fails in turn, and all after it. The request then ends, or is answered rightly; those after it are
+// fails in turn, with all after it. The request then ends, or is answered rightly; later ones are
 // answered, also by a device that is started anew.
 #include <gtest/gtest.h>
 
