@@ -7,13 +7,13 @@
 // device that ended.
 //
 // Claim: (1) No word of another host is alive. (2) The own word says CLAIMS, and is published and
-// settled. (3) Words of other hosts that are alive: SERVES: it has the place. CLAIMS: the lower host waits
-// for the higher one, which gives up. (4) The own word says SERVES.
+// settled. (3) Words of other hosts that are alive: SERVES: it has the place. CLAIMS: the lower
+// host waits for the higher one, which gives up. (4) The own word says SERVES.
 //
 // Invariant: two hosts do not serve at once, as long as no device stops for kSilentNs between two
 // beats. Of two that have come as far as (3), one looked when the word of the other was settled: it
-// saw CLAIMS or SERVES there, and went on only if that word became 0. A device that stopped for long
-// and goes on may be the second: at its next beat the higher one of both ends.
+// saw CLAIMS or SERVES there, and went on only if that word became 0. A device that stopped for
+// long and goes on may be the second: at its next beat the higher one of both ends.
 #pragma once
 
 #include <array>
