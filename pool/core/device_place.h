@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// DevicePlace: of the hosts of a pool one has the device (bh_host_counts.device). Within a machine a
-// lock says so; this is for hosts of several machines, which have no lock in common.
+// DevicePlace: of the hosts of a pool one has the device (bh_host_counts.device). Within a machine
+// a lock says so; this is for hosts of several machines, which have no lock in common.
 //
 // The word of a host is its device's alone: beats << 2 | state. A device that serves stores it anew
 // at least each kBeatNs. A word that another host has not seen change for kSilentNs is that of a
