@@ -54,8 +54,8 @@ class Device {
   ~Device();
 
   /// Serves, once, until `stops`, which one of the threads asks all the time, says so. Returns why
-  /// it cannot go on: HOST_FENCED, HOST_ID_CONFLICT, MEDIA_ERROR, CLOSED, IN_USE (Window::beat()), SYSTEM
-  /// (no thread).
+  /// it cannot go on: HOST_FENCED, HOST_ID_CONFLICT, MEDIA_ERROR, CLOSED, IN_USE (Window::beat()),
+  /// SYSTEM (no thread).
   Result<void> serve(const std::function<bool()>& stops);
   /// Thread-safe.
   Counters counters() const;
