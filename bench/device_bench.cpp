@@ -186,8 +186,8 @@ Figure figure(std::string row, std::string what, const std::vector<double>& valu
 // ---- empty commands ----
 
 Result<void> measure_empty(const Rig& rig, QueuePair& pair, bool coherent) {
-  const uint64_t one_by_one = rig.options.quick ? 1'000 : 100'000;
-  const uint64_t together = rig.options.quick ? 10'000 : 2'000'000;
+  const uint64_t one_by_one = rig.options.quick ? 100 : 100'000;
+  const uint64_t together = rig.options.quick ? 1'000 : 2'000'000;
   constexpr uint64_t kDepth = 128;
   std::vector<double> latencies_us, rates;
   for (uint32_t round = 0; round <= rig.rounds(); ++round) {
@@ -290,7 +290,7 @@ Result<void> measure_small(const Rig& rig, Pool& pool, QueuePair& pair) {
     if (auto made = large.back()->make(rig.options.quick ? 2048 : 32768); !made) return made;
     jobs.push_back(Job{large.back()->request(), large.back()->room()});
   }
-  const uint32_t count = rig.options.quick ? 100 : 2000;
+  const uint32_t count = rig.options.quick ? 10 : 2000;
   uint64_t done = 0;
   double device_us = 0;  // of a small request, on average
   const auto latencies_us = [&](bool loaded) -> Result<std::vector<double>> {
@@ -374,7 +374,7 @@ Result<uint16_t> add_hot(driver::MailboxClient& mailbox, uint16_t head, const Se
 /// a lease lasts for many requests.
 Result<void> measure_hotness(const Rig& rig, Pool& pool, QueuePair& pair) {
   constexpr uint32_t kBlocks = 64, kHot = 8, kEpochMs = 100;
-  const uint32_t requests = rig.options.quick ? 500 : 5000;
+  const uint32_t requests = rig.options.quick ? 100 : 5000;
   Sequence sequence(pool, 300);
   if (auto made = sequence.make(kBlocks * kBlockTokens); !made) return made;
   driver::MailboxClient mailbox(pair);
@@ -455,7 +455,8 @@ Result<void> measure_restart(const Rig& rig, Pool& pool, QueuePair& pair,
 }
 
 Result<void> run_coherent(const Rig& rig) {
-  auto made = BenchPool::create(rig.locator, uint64_t{1} << 30, 16384);
+  const uint64_t pool_bytes = rig.options.quick ? uint64_t{192} << 20 : uint64_t{1} << 30;
+  auto made = BenchPool::create(rig.locator, pool_bytes, 16384);
   if (!made) return made.error();
   auto pool = Pool::open(rig.locator);
   if (!pool) return pool.error();
