@@ -11,7 +11,7 @@ namespace bowhead {
 class Backoff {
  public:
   void pause() { pause(/*may_sleep=*/true); }
-  /// Somebody else waits for this thread meanwhile.
+  /// The same without sleeping, while another thread waits for this one.
   void pause_awake() { pause(/*may_sleep=*/false); }
   /// What it waited for came.
   void reset() { round_ = 0; }

@@ -44,7 +44,7 @@ struct Command {
   bool is_sent = false;
   uint32_t lives = 0;  ///< that it was sent to
   uint64_t number = 0;
-  Job* job = nullptr;  ///< null: nobody waits
+  Job* job = nullptr;  ///< null: no thread waits for it
   bool is_cancelled = false;
   uint64_t end_ns = 0;        ///< by the job's time limit; 0: it has none
   uint64_t needed_bytes = 0;  ///< for the request, once that is known

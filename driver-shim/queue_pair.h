@@ -6,7 +6,7 @@
 //
 // Invariants, under the mutex
 //   P1 The memory of a command, for its request and its answer, is not reused before the command
-//      completes or the device is known to have ended, even if nobody waits any more.
+//      completes or the device is known to have ended, even if no thread waits for it.
 //   P2 Each job ends once: by its completion, by its time limit, or with DEVICE_LOST, when no
 //      process of this machine is the device any more, when it does not answer, or when it was
 //      started anew again and again.

@@ -219,7 +219,7 @@ class Device::Impl final : private MailboxDevice {
     }
   }
 
-  /// Completes tasks that nobody works on any more; true: there were some.
+  /// Completes tasks that no worker has and the engine has done; returns whether there were any.
   bool end_tasks() {
     // It must not throw while elements move; what there is no memory for is tried again.
     const auto done = [&](const Running& running) {

@@ -10,9 +10,8 @@
 //
 // Its threads are alike. The one that holds the front takes commands, answers small ones at once,
 // and lets the others wait, the pairs by turns. A thread that carries out one of those gives the
-// front away; at the checkpoints of the operation (ndp/checkpoint.h) it takes the front for a
-// moment, if nobody has it. So a small command waits some microseconds for a large one, also where
-// there is one thread.
+// front away; at the checkpoints of the operation (ndp/checkpoint.h) it takes the front briefly if
+// it is free. So a small command waits some microseconds for a large one, even with one thread.
 //
 // When a process dies, the area of its pair is freed. When the device dies, its commands are lost;
 // the next device begins a new session of the channels, which tells the processes.

@@ -279,7 +279,7 @@ void Task::complete(Status status, uint32_t left_out, uint64_t bytes) {
     const uint64_t at = area_->offset() + command_[BH_COMMAND_ANSWER];
     completion_[BH_COMPLETION_SUM] = hash64(room().data(), bytes);
     window_.access().publish(at, bytes);
-    // What was stored to memory that failed has reached nobody.
+    // Stores to memory that failed have reached no reader.
     if (is_lost(at, bytes) || around_.mailbox.is_poisoned(at, bytes)) {
       status = Status::MEDIA_ERROR;
       left_out = 0;

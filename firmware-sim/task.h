@@ -30,7 +30,7 @@ struct Surroundings {
   const Profile* profile;  ///< of the device that is modelled; null: none is
 };
 
-/// One thread at a time has it; cancel(), is_cancelled() and the flag of is_free() are for any.
+/// One thread at a time has it; cancel(), is_cancelled() and is_worked_on() are for any thread.
 class Task {
  public:
   /// `area`: for the answer, which it keeps until it goes; null: the pair has none.
@@ -54,15 +54,13 @@ class Task {
   void refuse(Status status);
 
   bool is_done() const { return done_; }
-  /// Once it is done. False: its engine lost it, and nobody is to get an answer.
+  /// Once it is done. False: the engine lost it, and no completion is sent.
   bool has_completion() const { return has_completion_; }
   const core::Message& completion() const { return completion_; }
-  Status status() const {
-    return static_cast<Status>(completion_[BH_COMPLETION_STATUS] & UINT32_MAX);
-  }
 
   uint64_t id() const { return command_[BH_COMMAND_ID]; }
   bool is_late() const { return deadline_ns_ != 0 && window_.access().recency_ns() > deadline_ns_; }
+  /// Relaxed: the flag orders nothing, and a worker that sees it late only works longer.
   void cancel() { cancelled_.store(true, std::memory_order_relaxed); }
   bool is_cancelled() const { return cancelled_.load(std::memory_order_relaxed); }
 

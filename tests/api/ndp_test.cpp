@@ -531,7 +531,7 @@ TEST_P(Ndp, SaysWhichEngineDidIt) {
   ASSERT_EQ(top(request), BH_OK) << bh_last_error();
   EXPECT_EQ(report_.engine, device ? BH_NDP_DEVICE : BH_NDP_PROCESS);
   EXPECT_GT(report_.engine_ns, 0u);
-  // Without a device, whichever engine was chosen before.
+  // Without a device, after either engine.
   device_.reset();
   const auto best = hits_;
   ASSERT_EQ(use(BH_NDP_DEVICE), BH_OK) << bh_last_error();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device and the processes that ask it: whoever dies, the other goes on. What all engines have in
-// common is in engine_test.cpp.
+// A device and the processes that ask it: when one of them dies, the other goes on. What all
+// engines have in common is in engine_test.cpp.
 #include "firmware-sim/device.h"
 
 #include <gtest/gtest.h>

@@ -88,7 +88,7 @@ TEST(Hotness, FindsTheHotUnitsOfAZipfDistributionInOrder) {
     listed[unit] = true;
     EXPECT_GT(hot[i].count, kThreshold);
     EXPECT_NEAR(hot[i].count, expected[unit], error_of(expected[unit]));
-    // Whoever is clearly hotter comes first.
+    // A unit that is clearly hotter comes first.
     for (size_t j = 0; j < i; ++j) {
       const double other = expected[hot[j].offset / kUnit];
       EXPECT_LT(expected[unit] - other, error_of(expected[unit] + other)) << j << " before " << i;

@@ -186,7 +186,6 @@ int soak(uint64_t seconds, uint64_t seed) {
     fmt::print(stderr, "{}\n", made.error().message());
     return 3;
   }
-  end(start([&] {}));  // the first fork is before any thread
   const pid_t filler = start([&] {
     auto pool = Pool::open(locator, {.prefault = false}).value();
     fill(pool);
