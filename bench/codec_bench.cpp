@@ -16,9 +16,9 @@
 #include "base/copy.h"
 #include "base/private_memory.h"
 #include "bench/codecs.h"
-#include "bench/kv_data.h"
 #include "bench/report.h"
 #include "bench/team.h"
+#include "tools/program/kv_data.h"
 
 namespace bowhead::bench {
 namespace {
@@ -26,6 +26,7 @@ namespace {
 using compression::Bytes;
 using compression::ConstBytes;
 using compression::Shape;
+using namespace tensors;
 
 constexpr char kLineFormat[] = "  {:<21} {:>6}  {:>21} {:>7}  {:>21} {:>7}";
 constexpr uint64_t kBlockBytes[] = {64u << 10, 4u << 10};

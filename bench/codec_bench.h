@@ -9,7 +9,8 @@
 namespace bowhead::bench {
 
 struct CodecBenchOptions {
-  std::string data;     ///< folder of captured tensors (bench/kv_data.h); empty: synthetic ones
+  std::string
+      data;  ///< folder of captured tensors (tools/program/kv_data.h); empty: synthetic ones
   uint32_t rounds = 7;  ///< at least 5, so that a median and a spread mean something
   bool quick = false;   ///< small and short smoke test: no result
   bool json = false;    ///< one JSON line per figure instead of the table

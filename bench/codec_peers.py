@@ -28,7 +28,7 @@ ROLES = {"k": "keys", "v": "values"}
 
 
 def tensors_of(folder):
-    """(set, role, number, bytes of a head, bytes), in the order of bench/kv_data.h."""
+    """(set, role, number, bytes of a head, bytes), in the order of tools/program/kv_data.h."""
     for meta_path in sorted(folder.glob("*/meta.json")):
         found = []
         for name, entry in json.loads(meta_path.read_text())["files"].items():

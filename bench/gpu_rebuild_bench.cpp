@@ -12,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "bench/kv_data.h"
 #include "bench/team.h"
 #include "compression/stream.h"
 #include "compression/tiles.h"
@@ -20,6 +19,7 @@
 #include "gpu/jobs/frames.h"
 #include "gpu/kernels/check.h"
 #include "gpu/kernels/rebuild_tiles.h"
+#include "tools/program/kv_data.h"
 
 namespace bowhead::bench {
 namespace {
@@ -27,6 +27,7 @@ namespace {
 using compression::Shape;
 using gpu::RebuildTile;
 using gpu::RebuildTiles;
+using namespace tensors;
 
 using Buffer = std::vector<uint8_t>;
 
@@ -280,7 +281,7 @@ class Rebuilds {
 
 Result<void> measure_rebuild(GpuRig& rig, const GpuBenchOptions& options, const Report& report) {
   for (const KvTensor& tensor : make_kv_data().tensors) {
-    if (tensor.number != NumberFormat::BF16) continue;
+    if (tensor.number != NumberFormat::BF16 || tensor.role == KvRole::QUERIES) continue;
     report.progress(fmt::format("frames of {}", kv_role_name(tensor.role)));
     Rebuilds rebuilds(rig, options, report);
     if (auto opened = rebuilds.open(tensor); !opened) return opened;

@@ -13,15 +13,16 @@
 #include <span>
 #include <vector>
 
-#include "bench/kv_data.h"
 #include "bench/report.h"
 #include "ndp/operations.h"
+#include "tools/program/kv_data.h"
 #include "tools/program/machine.h"
 
 namespace bowhead::bench {
 namespace {
 
 using compression::ConstBytes;
+using namespace tensors;
 
 constexpr uint32_t kSinks = 4, kWindow = 32;
 constexpr std::array<double, 3> kBudgets = {1.0 / 8, 1.0 / 4, 1.0 / 2};
@@ -245,27 +246,16 @@ void print_report(const KeepBenchOptions& options, const std::string& set,
   }
 }
 
-const KvTensor* tensor_of(const KvSet& set, KvRole role) {
-  for (const KvTensor& tensor : set.tensors) {
-    if (tensor.role == role && tensor.number == NumberFormat::BF16) return &tensor;
-  }
-  return nullptr;
-}
-
 Result<void> check_fit(const KvSet& set, const KvTensor& keys, const KvTensor& values,
                        const KvTensor& queries) {
-  const auto& at = set.query_positions;
-  const bool fits = values.shape == keys.shape && queries.layers() == keys.layers() &&
-                    queries.heads() % keys.heads() == 0 && queries.channels() == keys.channels() &&
-                    at.size() == queries.tokens() && std::is_sorted(at.begin(), at.end()) &&
-                    at.back() < keys.tokens();
-  if (fits) return {};
-  return Error{
-      Status::INVALID_ARGUMENT,
-      fmt::format("{}: keys of [{}], values of [{}] and queries of [{}] at {} positions do "
-                  "not match, or the positions do not ascend",
-                  set.name, fmt::join(keys.shape, ", "), fmt::join(values.shape, ", "),
-                  fmt::join(queries.shape, ", "), at.size())};
+  if (values.shape != keys.shape)
+    return Error{Status::INVALID_ARGUMENT,
+                 fmt::format("{}: values of [{}] do not go with keys of [{}]", set.name,
+                             fmt::join(values.shape, ", "), fmt::join(keys.shape, ", "))};
+  if (!std::is_sorted(set.query_positions.begin(), set.query_positions.end()))
+    return Error{Status::INVALID_ARGUMENT,
+                 fmt::format("{}: the positions of its queries do not ascend", set.name)};
+  return check_queries(set, keys, queries);
 }
 
 Result<void> measure(const KeepBenchOptions& options) {
@@ -273,9 +263,9 @@ Result<void> measure(const KeepBenchOptions& options) {
   if (!sets) return sets.error();
   bool some = false;
   for (const KvSet& set : *sets) {
-    const KvTensor* keys = tensor_of(set, KvRole::KEYS);
-    const KvTensor* values = tensor_of(set, KvRole::VALUES);
-    const KvTensor* queries = tensor_of(set, KvRole::QUERIES);
+    const KvTensor* keys = find_tensor(set, KvRole::KEYS, NumberFormat::BF16);
+    const KvTensor* values = find_tensor(set, KvRole::VALUES, NumberFormat::BF16);
+    const KvTensor* queries = find_tensor(set, KvRole::QUERIES, NumberFormat::BF16);
     if (keys == nullptr || values == nullptr || queries == nullptr) continue;
     if (auto fits = check_fit(set, *keys, *values, *queries); !fits) return fits;
     KeepReport report;

@@ -9,7 +9,7 @@
 namespace bowhead::bench {
 
 struct KeepBenchOptions {
-  std::string data;     ///< folder of captured tensors (bench/kv_data.h), with queries
+  std::string data;     ///< folder of captured tensors (tools/program/kv_data.h), with queries
   bool json = false;    ///< one JSON line per way of choosing instead of the table
   std::string command;  ///< as typed, for the report
 };

@@ -12,15 +12,16 @@
 #include <span>
 #include <vector>
 
-#include "bench/kv_data.h"
 #include "bench/report.h"
 #include "bench/topk_rows.h"
+#include "tools/program/kv_data.h"
 #include "tools/program/machine.h"
 
 namespace bowhead::bench {
 namespace {
 
 using namespace compression;
+using namespace tensors;
 
 constexpr uint32_t kWanted = 64;  // keys of a query
 constexpr uint32_t kMostPlanes = 6;
@@ -188,35 +189,15 @@ void print_report(const RecallBenchOptions& options, const KvTensor& keys,
   }
 }
 
-/// The queries that attend to these keys; null if there are none.
-const KvTensor* queries_of(const KvSet& set, const KvTensor& keys) {
-  for (const KvTensor& tensor : set.tensors) {
-    if (tensor.role == KvRole::QUERIES && tensor.number == keys.number) return &tensor;
-  }
-  return nullptr;
-}
-
-Result<void> check_fit(const KvSet& set, const KvTensor& keys, const KvTensor& queries) {
-  const auto& positions = set.query_positions;
-  const bool fits = queries.layers() == keys.layers() && queries.heads() % keys.heads() == 0 &&
-                    queries.channels() == keys.channels() && positions.size() == queries.tokens() &&
-                    *std::max_element(positions.begin(), positions.end()) < keys.tokens();
-  if (fits) return {};
-  return Error{
-      Status::INVALID_ARGUMENT,
-      fmt::format("{}: queries of [{}] with {} positions do not attend to keys of [{}]", set.name,
-                  fmt::join(queries.shape, ", "), positions.size(), fmt::join(keys.shape, ", "))};
-}
-
 Result<void> measure(const RecallBenchOptions& options) {
   const auto sets = read_kv_data(options.data);
   if (!sets) return sets.error();
   bool some = false;
   for (const KvSet& set : *sets) {
     for (const KvTensor& keys : set.tensors) {
-      const KvTensor* queries = queries_of(set, keys);
+      const KvTensor* queries = find_tensor(set, KvRole::QUERIES, keys.number);
       if (keys.role != KvRole::KEYS || queries == nullptr) continue;
-      if (auto result = check_fit(set, keys, *queries); !result) return result;
+      if (auto result = check_queries(set, keys, *queries); !result) return result;
       const auto report = Recall(keys, *queries, set.query_positions).run();
       if (!report) return Error{report.status(), set.name + ": its frames do not decode"};
       if (report->queries == 0) continue;

@@ -8,7 +8,7 @@
 namespace bowhead::bench {
 
 struct RecallBenchOptions {
-  std::string data;     ///< folder of captured tensors (bench/kv_data.h), with queries
+  std::string data;     ///< folder of captured tensors (tools/program/kv_data.h), with queries
   bool json = false;    ///< one JSON line per number of planes instead of the table
   std::string command;  ///< as typed, for the report
 };

@@ -22,6 +22,7 @@ namespace bowhead::bench {
 namespace {
 
 using namespace compression;
+using namespace tensors;
 using ndp::Hit;
 using ndp::PlaneAnswer;
 using ndp::PlaneKeys;

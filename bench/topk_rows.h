@@ -6,14 +6,14 @@
 #include <vector>
 
 #include "base/status.h"
-#include "bench/kv_data.h"
+#include "tools/program/kv_data.h"
 
 namespace bowhead::bench {
 
 /// Searches with the queries of all heads at these positions, or at every n-th position if there
 /// are many, and prints. Exact answers are compared with scores of the keys themselves: DAMAGED if
 /// one differs. Sets whose positions are too early are skipped.
-Result<void> measure_top_k(const KvTensor& keys, const KvTensor& queries,
+Result<void> measure_top_k(const tensors::KvTensor& keys, const tensors::KvTensor& queries,
                            const std::vector<uint32_t>& positions, bool json,
                            const std::string& command);
 

@@ -19,12 +19,14 @@
 
 #include "base/random.h"
 #include "bench/codecs.h"
-#include "bench/kv_data.h"
+#include "tools/program/kv_data.h"
 #include "bench/recall_bench.h"
 #include "tests/bench/captured_run.h"
 
 namespace bowhead::bench {
 namespace {
+
+using namespace tensors;
 
 class CodecBench : public ::testing::Test {
  protected:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "bench/kv_data.h"
+#include "tools/program/kv_data.h"
 
 #include <fmt/format.h>
 
@@ -15,7 +15,7 @@
 #include "base/random.h"
 #include "tools/program/input.h"
 
-namespace bowhead::bench {
+namespace bowhead::tensors {
 namespace {
 
 using namespace compression;
@@ -111,6 +111,7 @@ uint32_t nearest(const Number& number, double value) {
 }
 
 constexpr uint32_t kSyntheticTokens = 2048, kSyntheticChannels = 128, kSyntheticHeads = 4;
+constexpr uint32_t kSyntheticGroup = 2, kSyntheticQueries = 64;
 constexpr double kSyntheticBase = 5e5;
 
 /// One head, [token][channel].
@@ -138,6 +139,33 @@ std::vector<double> make_head(KvRole role, uint32_t head) {
     values.insert(values.end(), row.begin(), row.end());
   }
   return values;
+}
+
+void append(const Number& number, double value, std::vector<uint8_t>& out) {
+  const uint32_t bits = nearest(number, value);
+  out.push_back(static_cast<uint8_t>(bits));
+  out.push_back(static_cast<uint8_t>(bits >> 8));
+}
+
+/// Small queries like the keys of random tokens; sets their positions, too.
+KvTensor make_queries(const KvTensor& keys, KvSet& set) {
+  KvTensor tensor{.set = set.name, .number = keys.number, .role = KvRole::QUERIES};
+  tensor.shape = {1, kSyntheticHeads * kSyntheticGroup, kSyntheticQueries, kSyntheticChannels};
+  for (uint32_t q = 0; q < kSyntheticQueries; ++q)
+    set.query_positions.push_back(kSyntheticTokens - kSyntheticQueries + q);
+  Random random(77);
+  for (uint32_t head = 0; head < tensor.heads(); ++head) {
+    const ConstBytes rows = keys.head(head / kSyntheticGroup);
+    for (const uint32_t position : set.query_positions) {
+      const size_t row = random.below(position + 1) * keys.row_bytes();
+      for (uint32_t c = 0; c < kSyntheticChannels; ++c) {
+        const uint32_t bits = rows[row + 2 * c] | uint32_t{rows[row + 2 * c + 1]} << 8;
+        append(*number_of(keys.number), 0.2 * (value_of(keys.number, bits) + normal(random)),
+               tensor.values);
+      }
+    }
+  }
+  return tensor;
 }
 
 }  // namespace
@@ -176,25 +204,42 @@ KvSet make_kv_data() {
       tensor.shape = {1, kSyntheticHeads, kSyntheticTokens, kSyntheticChannels};
       if (role == KvRole::KEYS) tensor.rotary = rotary_of(kSyntheticBase, kSyntheticChannels);
       for (uint32_t head = 0; head < kSyntheticHeads; ++head) {
-        for (const double value : make_head(role, head)) {
-          const uint32_t bits = nearest(*number_of(kind), value);
-          tensor.values.push_back(static_cast<uint8_t>(bits));
-          tensor.values.push_back(static_cast<uint8_t>(bits >> 8));
-        }
+        for (const double value : make_head(role, head))
+          append(*number_of(kind), value, tensor.values);
       }
       set.tensors.push_back(std::move(tensor));
     }
+    if (kind == NumberFormat::BF16) set.tensors.push_back(make_queries(set.tensors.front(), set));
   }
   return set;
 }
 
-Rotary find_rotary(const KvTensor& keys) {
-  if (keys.channels() % 2 != 0) return {};
+const KvTensor* find_tensor(const KvSet& set, KvRole role, NumberFormat number) {
+  for (const KvTensor& tensor : set.tensors) {
+    if (tensor.role == role && tensor.number == number) return &tensor;
+  }
+  return nullptr;
+}
+
+Result<void> check_queries(const KvSet& set, const KvTensor& keys, const KvTensor& queries) {
+  const auto& at = set.query_positions;
+  const bool fits = queries.layers() == keys.layers() && queries.heads() % keys.heads() == 0 &&
+                    queries.channels() == keys.channels() && at.size() == queries.tokens() &&
+                    *std::max_element(at.begin(), at.end()) < keys.tokens();
+  if (fits) return {};
+  return Error{
+      Status::INVALID_ARGUMENT,
+      fmt::format("{}: queries of [{}] at {} positions are not about keys of [{}]", set.name,
+                  fmt::join(queries.shape, ", "), at.size(), fmt::join(keys.shape, ", "))};
+}
+
+double find_rotary_base(const KvTensor& keys) {
+  if (keys.channels() % 2 != 0) return 0;
   Encoder encoder(Profile::FAST);
   Shape shape{keys.number, 1, keys.tokens(), keys.channels()};
   std::vector<uint8_t> frame(frame_bound(shape));
   const uint32_t heads = keys.layers() * keys.heads();
-  Rotary best;
+  double best = 0;
   size_t least = SIZE_MAX;
   for (const double base : {0.0, 1e4, 5e5, 1e6}) {
     shape.rotary = base == 0 ? Rotary{} : rotary_of(base, keys.channels());
@@ -206,9 +251,14 @@ Rotary find_rotary(const KvTensor& keys) {
     }
     if (all >= least) continue;
     least = all;
-    best = shape.rotary;
+    best = base;
   }
   return best;
 }
 
-}  // namespace bowhead::bench
+Rotary find_rotary(const KvTensor& keys) {
+  const double base = find_rotary_base(keys);
+  return base == 0 ? Rotary{} : rotary_of(base, keys.channels());
+}
+
+}  // namespace bowhead::tensors

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys, values and queries to compress: captured from models, or synthetic ones like them.
+// Keys, values and queries: captured from models, or synthetic ones like them.
 //
 // A folder of captured tensors has a folder per set, each with a meta.json that lists its files:
 //
@@ -7,8 +7,8 @@
 //
 // "k" and "v" are [layer][kv_head][token][channel], "q" is [layer][q_head][query][channel], all
 // little-endian, keys and queries after rotary position embedding. qpos.u32.bin holds the token at
-// which each query stands. Numbers are bf16, fp16, fp8_e4m3, fp8_e5m2 or int8; narrow_data.py makes
-// the last three of the first. Other files and other number formats are skipped.
+// which each query stands. Numbers are bf16, fp16, fp8_e4m3, fp8_e5m2 or int8; bench/narrow_data.py
+// makes the last three of the first. Other files and other number formats are skipped.
 #pragma once
 
 #include <array>
@@ -19,7 +19,7 @@
 #include "base/status.h"
 #include "compression/frame.h"
 
-namespace bowhead::bench {
+namespace bowhead::tensors {
 
 enum class KvRole : uint8_t { KEYS, VALUES, QUERIES };
 const char* kv_role_name(KvRole role);  ///< "keys", "values", "queries"
@@ -57,12 +57,20 @@ struct KvSet {
 Result<std::vector<KvSet>> read_kv_data(const std::string& folder);
 
 /// Keys and values with the statistics of captured ones: channels of different sizes, keys around a
-/// mean that rotates by rotary position embedding, a head of values where tokens repeat. The same
-/// in every run.
+/// mean that rotates by rotary position embedding, a head of values where tokens repeat. Queries are
+/// bf16, and like keys; whom they attend to says nothing about models. The same in every run.
 KvSet make_kv_data();
 
+/// Null: the set has none.
+const KvTensor* find_tensor(const KvSet& set, KvRole role, NumberFormat number);
+/// INVALID_ARGUMENT: by shapes and positions, these queries are not about these keys.
+Result<void> check_queries(const KvSet& set, const KvTensor& keys, const KvTensor& queries);
+
 /// The files do not give the base of the keys' rotary embedding, which an engine would know: this
-/// returns the one of the usual bases with the smallest frames.
+/// returns the one of the usual bases with the smallest frames; 0: none has smaller ones than no
+/// embedding.
+double find_rotary_base(const KvTensor& keys);
+/// Likewise; the embedding turns the halves of all channels.
 compression::Rotary find_rotary(const KvTensor& keys);
 
-}  // namespace bowhead::bench
+}  // namespace bowhead::tensors
