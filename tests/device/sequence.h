@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/random.h"
+#include "driver-shim/leased_block.h"
 #include "ndp/request.h"
 #include "pool/pool.h"
 
@@ -50,15 +51,7 @@ class LeasedSequence {
       const ConstSpan in[] = {{value.data(), value.size()}};
       EXPECT_EQ(pool.put(namespace_, key, in), Status::OK);
       leases_.push_back(pool.acquire(namespace_, key, 600'000, LeaseOf::STORED).value());
-      const Lease& lease = leases_.back();
-      ndp::StoredBlock& block = blocks_.emplace_back();
-      block.layout = lease.layout;
-      block.bytes = {reinterpret_cast<const uint8_t*>(lease.data), lease.stored_bytes};
-      block.framed = lease.codec == BH_CODEC_FRAME;
-      block.value_bytes = lease.length_bytes;
-      block.first_token = next;
-      block.offset = lease.offset;
-      block.stamp = lease.stamp;
+      blocks_.push_back(driver::stored_block(leases_.back(), next));
       next += tokens[i];
     }
     tokens_ = next;

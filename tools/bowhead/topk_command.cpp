@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "driver-shim/leased_block.h"
 #include "driver-shim/queue_pair.h"
 #include "ndp/engine.h"
 #include "ndp/numbers.h"
@@ -51,18 +52,11 @@ class Leases {
       if (!lease)
         return Error{lease.status(),
                      fmt::format("key '{}': {}", key_text(key), lease.error().message())};
-      const ndp::StoredBlock block{
-          lease->layout,
-          {reinterpret_cast<const uint8_t*>(lease->data), lease->stored_bytes},
-          lease->codec == BH_CODEC_FRAME,
-          lease->length_bytes,
-          static_cast<uint32_t>(next),
-          lease->offset,
-          lease->stamp,
-          fmt::format("key '{}'", key_text(key))};
+      ndp::StoredBlock block = driver::stored_block(*lease, static_cast<uint32_t>(next));
+      block.name = fmt::format("key '{}'", key_text(key));
       leases_.push_back(std::move(*lease));
-      blocks_.push_back(block);
       next += ndp::tokens_of(block).value_or(0);
+      blocks_.push_back(std::move(block));
       if (next > UINT32_MAX)
         return Error{Status::INVALID_ARGUMENT, "more tokens than positions of 32 bits: give fewer"};
     }
