@@ -4,6 +4,7 @@
 // command succeed, so that not all are refused for one reason. The options come from the commands
 // themselves, so a new one is covered automatically; one that takes a text needs a sample below.
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/mount.h>
@@ -126,7 +127,7 @@ const std::map<std::string, std::string> kSamples = {
 
 /// Options that keep a command short.
 const std::map<std::string, Words> kAlways = {
-    {"replay", {"--requests", "3", "--block-bytes", "4K"}},
+    {"replay", {"--requests", "3"}},
     {"litmus", {"--wait", "0.2"}},
     {"bench_pool", {"--quick", "--row", "space"}},
     {"bench_codec", {"--quick"}},
@@ -145,7 +146,7 @@ const std::set<std::string> kNeedOthers = {"pool_fence",  "litmus",      "device
 
 /// Number of options in one run, for commands that take long; for others each pair has its own run.
 const std::map<std::string, size_t> kTogether = {
-    {"replay", 4},    {"codec", 4},     {"topk", 4},        {"bench_pool", 9},
+    {"replay", 6},    {"codec", 4},     {"topk", 4},        {"bench_pool", 9},
     {"bench_ndp", 9}, {"bench_gpu", 9}, {"bench_codec", 9}, {"bench_device", 9},
 };
 
@@ -183,11 +184,10 @@ class Pairs : public testing::TestWithParam<Leaf> {
                    mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=2G") == 0;
     write("value", std::string(8192, 'v'));
     write("queries", std::string(64 * 4, '\0'));  // a float32 query of 64 channels
-    write("kv/k.bf16.bin", std::string(1 << 20, 'k'));
-    write("kv/v.bf16.bin", std::string(1 << 20, 'v'));
     std::string header = "{'descr': '<f2', 'fortran_order': False, 'shape': (64, 64), }";
     header.resize(117, ' ');
-    write_capture();
+    write_capture("data/set", 128);
+    write_capture("kv", 1024);
     write("t.npy", std::string("\x93NUMPY\x01\x00\x76\x00", 10) + header + "\n" +
                        std::string(64 * 64 * 2, '1'));
     write(
@@ -203,19 +203,20 @@ class Pairs : public testing::TestWithParam<Leaf> {
   void write(const std::string& name, const std::string& content) const {
     std::ofstream(folder_ / name, std::ios::binary) << content;
   }
-  /// Captured tensors in the format of `bench --data`: the last 16 of 128 tokens query all.
-  void write_capture() const {
-    fs::create_directories(folder_ / "data/set");
-    write("data/set/meta.json",
-          R"({"files": {"k": {"tensor": "k", "dtype": "bf16", "shape": [1, 1, 128, 8]},
-                        "v": {"tensor": "v", "dtype": "bf16", "shape": [1, 1, 128, 8]},
-                        "q": {"tensor": "q", "dtype": "bf16", "shape": [1, 1, 16, 8]}}})");
-    write("data/set/k", std::string(128 * 8 * 2, '\x3f'));
-    write("data/set/v", std::string(128 * 8 * 2, '\x3e'));
-    write("data/set/q", std::string(16 * 8 * 2, '\x3d'));
+  /// A set of captured tensors: tokens 112 to 127 query all.
+  void write_capture(const std::string& folder, size_t tokens) const {
+    fs::create_directories(folder_ / folder);
+    write(folder + "/meta.json", fmt::format(R"({{"files": {{
+            "k.bf16.bin": {{"tensor": "k", "dtype": "bf16", "shape": [1, 1, {0}, 8]}},
+            "v.bf16.bin": {{"tensor": "v", "dtype": "bf16", "shape": [1, 1, {0}, 8]}},
+            "q.bf16.bin": {{"tensor": "q", "dtype": "bf16", "shape": [1, 1, 16, 8]}}}}}})",
+                                             tokens));
+    write(folder + "/k.bf16.bin", std::string(tokens * 8 * 2, '\x3f'));
+    write(folder + "/v.bf16.bin", std::string(tokens * 8 * 2, '\x3e'));
+    write(folder + "/q.bf16.bin", std::string(16 * 8 * 2, '\x3d'));
     std::string positions;
     for (char at = 112; positions.size() < 16 * 4; ++at) positions += {at, 0, 0, 0};
-    write("data/set/qpos.u32.bin", positions);
+    write(folder + "/qpos.u32.bin", positions);
   }
   /// Names of all objects where pools in memory lie, as far as they can be from these tests.
   std::set<std::string> pools() const {

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The replay on small pools: its report, that it finds wrong bytes, and its errors for bad input.
 #include <cmath>
+#include <set>
 
+#include "base/random.h"
 #include "tests/cli/run.h"
 
 namespace bowhead::cli_test {
@@ -127,6 +129,124 @@ TEST_F(Replay, RealTensorsMakeOtherContent) {
   EXPECT_EQ(none.code, 3);
   EXPECT_NE(none.err.find("nothing"), std::string::npos) << none.err;
   EXPECT_EQ(run({"pool", "info", shm_locator()}).code, 3) << "nothing was created";
+}
+
+/// A set of captured tensors: two layers, two heads of 16 channels, two queries for each.
+class ReplayNdp : public Replay {
+ protected:
+  void SetUp() override {
+    Replay::SetUp();
+    std::filesystem::create_directories(folder_ / "kv");
+    write("kv/meta.json", R"({"files": {
+      "k": {"tensor": "k", "dtype": "bf16", "shape": [2, 2, 1024, 16]},
+      "v": {"tensor": "v", "dtype": "bf16", "shape": [2, 2, 1024, 16]},
+      "q": {"tensor": "q", "dtype": "bf16", "shape": [2, 4, 4, 16]}}})");
+    write("kv/k", numbers(2 * 2 * 1024 * 16));
+    write("kv/v", numbers(2 * 2 * 1024 * 16));
+    write("kv/q", numbers(2 * 4 * 4 * 16));
+    write("kv/qpos.u32.bin", std::string("\0\2\0\0\1\2\0\0\2\2\0\0\3\2\0\0", 16));
+    write("trace", kTrace);
+  }
+  /// bf16 numbers between -4 and 4.
+  std::string numbers(size_t count) {
+    std::string bytes;
+    for (size_t i = 0; i < count; ++i) {
+      bytes.push_back(static_cast<char>(random_.below(256)));
+      bytes.push_back(static_cast<char>((random_.below(2) << 7) + 0x3e + random_.below(3)));
+    }
+    return bytes;
+  }
+  Outcome steps(Arguments more) const {
+    for (const std::string& word :
+         {path("trace"), std::string("--create"), std::string("32M"), std::string("--ndp")})
+      more.push_back(word);
+    return replay(more);
+  }
+  Random random_{1};
+};
+
+TEST_F(ReplayNdp, StepsOnADeviceAreRight) {
+  const Outcome outcome = steps({"--kv", path("kv"), "--steps", "2", "-k", "20", "--json"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err << outcome.out;
+  const auto json = json_of(outcome);
+  const auto of = json["decode_steps"];
+  EXPECT_EQ(json["block_bytes"], 2 * 2 * 2 * 512 * 16 * 2);
+  EXPECT_EQ(of["model"], "kv");
+  EXPECT_EQ(of["captured"], true);
+  EXPECT_EQ(of["steps"], 6);
+  EXPECT_EQ(of["context_tokens"], (2 + 3 + 2) * 512.0 / 3);
+  EXPECT_EQ(of["wrong_answers"], 0);
+  EXPECT_EQ(of["recall"], 1.0);
+  EXPECT_GT(of["mass"], 0);
+  EXPECT_LT(of["mass"], 1);
+  // For each layer the best keys, and the values of two heads.
+  EXPECT_EQ(of["requests_device"], 6 * 2 * (1 + 2));
+  EXPECT_EQ(of["requests_process"], 0);
+  EXPECT_EQ(of["measured"]["count"], 6);
+  EXPECT_DOUBLE_EQ(of["restore_bytes_per_token"].get<double>() * 15,
+                   7 * json["block_bytes"].get<double>());
+  std::set<std::string> searches;
+  for (const auto& modelled : of["modelled"]) {
+    EXPECT_EQ(modelled["link_bytes_without"], of["context_bytes"]) << modelled;
+    EXPECT_LT(modelled["link_bytes"], of["context_bytes"]) << modelled;
+    EXPECT_LT(modelled["us"], modelled["us_without"]) << modelled;
+    searches.insert(modelled["searches"]);
+  }
+  EXPECT_EQ(searches, (std::set<std::string>{"device", "host"}));
+}
+
+TEST_F(ReplayNdp, FewerBytesFindLess) {
+  const auto recall = [&](const char* budget) {
+    const Outcome outcome =
+        steps({"--kv", path("kv"), "--compress", "fast", "--budget", budget, "--json"});
+    EXPECT_EQ(outcome.code, 0) << outcome.err << outcome.out;
+    return json_of(outcome)["decode_steps"]["recall"].get<double>();
+  };
+  const double least = recall("3"), most = recall("30");
+  EXPECT_LT(least, most);
+  EXPECT_GT(least, 0.1);
+  EXPECT_GT(most, 0.9);
+}
+
+TEST_F(ReplayNdp, OneStepMayTakeAllKeys) {
+  const auto json = json_of(steps({"--kv", path("kv"), "--best", "100000", "--json"}));
+  EXPECT_EQ(json["good"], true);
+  EXPECT_NEAR(json["decode_steps"]["mass"].get<double>(), 1, 1e-6);
+}
+
+TEST_F(ReplayNdp, WrongAnswersOfADeviceAreFound) {
+  create(shm_locator(), "32M");
+  Running serves({"device", "serve", shm_locator(), "--inject", "corrupt:2"});
+  ASSERT_TRUE(eventually(10, [&] { return run({"device", "ping", shm_locator()}).code == 0; }));
+  const Outcome outcome = replay({path("trace"), "--kv", path("kv"), "--ndp", "--json"});
+  EXPECT_EQ(outcome.code, 1) << outcome.err;
+  EXPECT_GT(json_of(outcome)["decode_steps"]["wrong_answers"], 0);
+  serves.signal(SIGTERM);
+  EXPECT_EQ(serves.wait(10), 0);
+}
+
+TEST_F(ReplayNdp, SyntheticTensorsAreNamedSo) {
+  const Outcome outcome = steps({"--workers", "2", "--hosts", "2"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err << outcome.out;
+  EXPECT_NE(outcome.out.find("say nothing about a model"), std::string::npos) << outcome.out;
+  EXPECT_NE(outcome.out.find("modelled, not measured"), std::string::npos) << outcome.out;
+}
+
+TEST_F(ReplayNdp, RefusesWhatIsNoSetOfTensors) {
+  const auto refused = [&](const char* part) {
+    const Outcome outcome = steps({"--kv", path("kv")});
+    EXPECT_EQ(outcome.code, 2) << outcome.err;
+    EXPECT_NE(outcome.err.find(part), std::string::npos) << outcome.err;
+    EXPECT_EQ(run({"pool", "info", shm_locator()}).code, 3) << "nothing was created";
+  };
+  write("kv/qpos.u32.bin", std::string("\0\2\0\0", 4));
+  refused("at 1 positions");
+  write("kv/q", "short");
+  refused("it has 5 bytes");
+  write("kv/meta.json", R"({"files": {}})");
+  refused("no set has keys, values and queries");
+  std::filesystem::remove(path("kv/meta.json"));
+  refused("meta.json");
 }
 
 TEST_F(Replay, ABrokenTraceIsNamedBeforeAnythingIsTouched) {

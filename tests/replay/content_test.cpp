@@ -136,5 +136,39 @@ TEST_F(Tensors, NamesTheMissingOption) {
   EXPECT_NE(content.error().message().find("none"), std::string::npos);
 }
 
+TEST(Content, PartOfABlockIsThatPart) {
+  const Content generated = Content::generated(7);
+  const Content blocks =
+      Content::from_blocks(std::vector<std::byte>(3 * 8192, std::byte{0x3f}), 8192, 7, "blocks");
+  for (const Content* content : {&generated, &blocks}) {
+    const auto whole = block(*content, 42, 8192);
+    for (const uint64_t first : {0, 64, 4096, 8128}) {
+      for (const size_t size : {1, 64, 100}) {
+        std::vector<std::byte> part(std::min<size_t>(size, 8192 - first));
+        content->fill(42, part.data(), part.size(), first);
+        EXPECT_TRUE(std::equal(part.begin(), part.end(), whole.begin() + first)) << first;
+      }
+    }
+  }
+}
+
+TEST(Content, ABlockIsOneOfTheGivenBlocksButForLowBits) {
+  constexpr uint64_t kBytes = 4096;
+  std::vector<std::byte> given;
+  for (const int fill : {2, 4, 6}) given.insert(given.end(), kBytes, std::byte(fill));
+  const Content content = Content::from_blocks(given, kBytes, 1, "blocks");
+  std::set<std::byte> chosen;
+  for (uint64_t id = 0; id < 50; ++id) {
+    const auto bytes = block(content, id, kBytes);
+    const std::byte high = bytes[1];
+    chosen.insert(high);
+    for (size_t i = 0; i < bytes.size(); ++i)
+      ASSERT_EQ(bytes[i] & ~std::byte(i % 2 == 0), high) << id << " " << i;
+    EXPECT_EQ(content.compare(id, bytes.data(), bytes.size()).wrong_bytes, 0u);
+  }
+  EXPECT_EQ(chosen.size(), 3u);
+  EXPECT_NE(block(content, 1, kBytes), block(content, 2, kBytes));
+}
+
 }  // namespace
 }  // namespace bowhead::replay

@@ -4,9 +4,11 @@
 #include <fmt/format.h>
 
 #include <memory>
+#include <optional>
 
 #include "tools/bowhead/cli.h"
 #include "tools/bowhead/replay/generator.h"
+#include "tools/bowhead/replay/model_data.h"
 #include "tools/bowhead/replay/replay.h"
 #include "tools/bowhead/replay_report.h"
 #include "tools/program/numbers.h"
@@ -26,6 +28,7 @@ struct Arguments {
   std::string command_line;
   std::string profile = "none";
   uint32_t channels = 64;
+  bool ndp = false;
 };
 
 constexpr uint64_t kGeneratedRequests = 24000;
@@ -43,10 +46,9 @@ Result<replay::Trace> make_trace(const Arguments& arguments) {
 }
 
 // With the ending signals blocked: run_replay() takes them.
-int replay_in_pool(const Arguments& arguments, const replay::Trace& trace,
-                   const replay::Content& content) {
+int replay_in_pool(const Arguments& arguments, replay::ReplayOptions options,
+                   const replay::Trace& trace, const replay::Content& content) {
   ProgressLine progress;
-  replay::ReplayOptions options = arguments.options;
   options.progress = progress.callback();
   const auto report = replay::run_replay(trace, content, options);
   progress.clear();
@@ -63,27 +65,61 @@ int replay_in_pool(const Arguments& arguments, const replay::Trace& trace,
   return replay_good(about) ? kOk : kDamage;
 }
 
+Result<std::optional<replay::ModelData>> model_of(const Arguments& arguments) {
+  using Model = std::optional<replay::ModelData>;
+  if (!arguments.ndp) return Model();
+  if (arguments.kv_directory.empty()) return Model(replay::make_model_data());
+  auto data = replay::read_model_data(arguments.kv_directory);
+  if (!data) return data.error();
+  return Model(*std::move(data));
+}
+
+Result<replay::Content> content_of(const Arguments& arguments, const replay::ModelData* model) {
+  const uint64_t seed = arguments.options.seed;
+  if (model != nullptr)
+    return replay::Content::from_blocks(model->blocks, model->block_bytes(), seed,
+                                        "blocks-1 of " + model->name);
+  if (arguments.kv_directory.empty()) return replay::Content::generated(seed);
+  return replay::Content::from_tensors(arguments.kv_directory, seed);
+}
+
+replay::ReplayOptions options_of(const Arguments& arguments, const replay::ModelData* model) {
+  replay::ReplayOptions options = arguments.options;
+  options.workers = std::max(options.workers, options.hosts);
+  options.values.profile = *profile_named(arguments.profile);
+  if (model != nullptr) {
+    options.model = model;
+    options.block_bytes = model->block_bytes();
+    options.values.layout = model->layout;
+  } else if (options.values.profile != CompressionProfile::NONE) {
+    options.values.layout =
+        keys_layout(NumberFormat::BF16, static_cast<uint16_t>(arguments.channels));
+  }
+  return options;
+}
+
 int run(const Arguments& arguments) {
   if (arguments.options.hosts != 0 && arguments.options.host != kAnyHost)
     return fail({Status::INVALID_ARGUMENT, "--hosts acts as hosts 0 and up: omit --host"});
   const auto trace = make_trace(arguments);
   if (!trace) return fail(trace.error());
-  const auto content =
-      arguments.kv_directory.empty()
-          ? replay::Content::generated(arguments.options.seed)
-          : replay::Content::from_tensors(arguments.kv_directory, arguments.options.seed);
+  const auto data = model_of(arguments);
+  if (!data) return fail(data.error());
+  const replay::ModelData* const model = *data ? &**data : nullptr;
+  const auto content = content_of(arguments, model);
   if (!content) return fail(content.error());
+  const replay::ReplayOptions options = options_of(arguments, model);
 
   // From here on a signal ends the run cleanly, while the pool is created and while it is used.
   Interruption interruption;
-  if (arguments.create_bytes == 0) return replay_in_pool(arguments, *trace, *content);
-  CreateOptions options;
-  options.size_bytes = arguments.create_bytes;
-  options.hosts = std::max(1u, arguments.options.hosts);
-  auto made = MadePool::make(arguments.options.locator, options, interruption);
+  if (arguments.create_bytes == 0) return replay_in_pool(arguments, options, *trace, *content);
+  CreateOptions create;
+  create.size_bytes = arguments.create_bytes;
+  create.hosts = std::max(1u, options.hosts);
+  auto made = MadePool::make(options.locator, create, interruption);
   if (!made && interruption.came()) return interruption.exit_code();
   if (!made) return fail(made.error(), arguments.options.locator);
-  const int code = replay_in_pool(arguments, *trace, *content);
+  const int code = replay_in_pool(arguments, options, *trace, *content);
   if (arguments.keep) made->keep();
   const auto destroyed = made->destroy();
   if (destroyed) return code;
@@ -99,7 +135,12 @@ compares every byte with the content regenerated from the block's id, and stores
 The report shows the hit rate beside that of an ideal LRU and of the best possible cache of the same
 size, and the speed beside that of plain copies. docs/replay.md explains it in full.
 
-Exit code 1 if a wrong byte was returned, or if the self-test missed an injected fault.
+With --ndp, each request is followed by tokens that are generated while keys and values stay in the
+pool. The report shows recall and attention mass against exact scores, and the bytes over the link
+and the time on modelled hardware, with and without the device. `bowhead device serve` may run; if
+not, one more process is the device.
+
+Exit code 1 if a wrong byte or a wrong answer was returned, or if the self-test missed an injected fault.
 
 Examples:
   bowhead replay --pool shm:try --create 1G --workers 2
@@ -107,9 +148,31 @@ Examples:
   bowhead replay --pool shm:try --create 1G --generate agent --requests 5000 --self-test
   bowhead replay --pool shm:try --create 1G --hosts 4
   bowhead replay --pool shm:try --create 1G --kv ./tensors --compress dense --channels 64
+  bowhead replay --pool shm:try --create 2G --ndp --requests 300
+  bowhead replay --pool shm:try --create 2G --ndp --kv ./tensors --compress fast --budget 32
 
 With --compress, the hit rate is compared with caches of this pool's size without compression: the
 difference is the gain of compression.)";
+
+void add_ndp_options(CLI::App& command, Arguments& a, CLI::Option& block_bytes,
+                     CLI::Option& channels) {
+  auto* ndp = command
+                  .add_flag("--ndp", a.ndp,
+                            "Also generate tokens with keys and values that stay in the pool: its "
+                            "device finds the best keys, and hands over their values; blocks are "
+                            "those of the model whose tensors --kv has, or synthetic ones")
+                  ->excludes(&block_bytes)
+                  ->excludes(&channels);
+  add_number(command, "--steps", a.options.decode.steps,
+             "Tokens to generate for each request, 1 to 1000 (default 1)", {1, 1000})
+      ->needs(ndp);
+  add_number(command, "-k,--best", a.options.decode.k, "Keys to find for each query (default 64)",
+             {1, ndp::TopK::kMaxK})
+      ->needs(ndp);
+  add_real(command, "--budget", a.options.decode.bytes_per_token,
+           "Find by estimates from about so many bytes for each token (default: exactly)", {0, 1e6})
+      ->needs(ndp);
+}
 
 }  // namespace
 
@@ -127,8 +190,8 @@ void add_replay_command(CLI::App& app, Action& action, const std::string& comman
       "Act as this many hosts, 1 to 64, which share only the pool: worker w is host w "
       "modulo this number. The pool must be made for as many; stores are published by flushes",
       {1, BH_HOSTS_MAX});
-  add_size(*command, "--block-bytes", a->options.block_bytes,
-           "Bytes of a 512-token block, 1 to 1G (64K)", {1, uint64_t{1} << 30});
+  auto* block_bytes = add_size(*command, "--block-bytes", a->options.block_bytes,
+                               "Bytes of a 512-token block, 1 to 1G (64K)", {1, uint64_t{1} << 30});
   command
       ->add_option("--generate", a->workload,
                    "Workload to generate: multiturn, agent, or mixed (default: mixed)")
@@ -147,10 +210,11 @@ void add_replay_command(CLI::App& app, Action& action, const std::string& comman
                        ->add_option("--compress", a->profile,
                                     "Compress blocks, as bf16: fast, balanced, or dense")
                        ->check(CLI::IsMember({"none", "fast", "balanced", "dense"}));
-  add_number(*command, "--channels", a->channels,
-             "Channels of a token in --kv, 1 to 65535, for --compress", {1, 65535})
-      ->needs(compress)
-      ->capture_default_str();
+  auto* channels = add_number(*command, "--channels", a->channels,
+                              "Channels of a token in --kv, 1 to 65535, for --compress", {1, 65535})
+                       ->needs(compress)
+                       ->capture_default_str();
+  add_ndp_options(*command, *a, *block_bytes, *channels);
   auto* create = add_size(*command, "--create", a->create_bytes,
                           "Create the pool with this size, and destroy it afterwards");
   command->add_flag("--keep", a->keep, "Keep the pool that --create made")->needs(create);
@@ -163,11 +227,6 @@ void add_replay_command(CLI::App& app, Action& action, const std::string& comman
   command->callback([a, &action] {
     action = [a] {
       a->options.host = chosen_host();
-      a->options.workers = std::max(a->options.workers, a->options.hosts);
-      a->options.values.profile = *profile_named(a->profile);
-      if (a->options.values.profile != CompressionProfile::NONE)
-        a->options.values.layout =
-            keys_layout(NumberFormat::BF16, static_cast<uint16_t>(a->channels));
       return run(*a);
     };
   });

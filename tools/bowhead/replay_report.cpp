@@ -157,6 +157,98 @@ Json speed_json(const ReplayReport& report) {
           {"per_worker", workers_json(report)}};
 }
 
+double per(double sum, uint64_t count) { return count == 0 ? 0 : sum / static_cast<double>(count); }
+double per(uint64_t sum, uint64_t count) { return per(static_cast<double>(sum), count); }
+
+/// Who searches on modelled hardware.
+const char* place_text(uint64_t by_device, uint64_t all) {
+  return by_device == all ? "device" : by_device == 0 ? "host" : "both";
+}
+
+Json steps_json(const ReplayRun& run) {
+  const replay::StepStats& steps = run.report.steps;
+  Json modelled = Json::array();
+  for (size_t i = 0; i < device::profiles().size(); ++i) {
+    const auto& of = steps.modelled[i];
+    modelled.push_back({{"profile", device::profiles()[i].name},
+                        {"searches", place_text(of.searches_device, steps.searches)},
+                        {"us", per(of.ns, steps.steps) / 1e3},
+                        {"us_without", per(of.ns_without, steps.steps) / 1e3},
+                        {"link_bytes", per(of.link_bytes, steps.steps)},
+                        {"link_bytes_without", per(of.link_bytes_without, steps.steps)}});
+  }
+  return {{"model", run.options.model->name},
+          {"captured", run.options.model->captured},
+          {"k", run.options.decode.k},
+          {"exact", run.options.decode.bytes_per_token == 0},
+          {"bytes_per_token", run.options.decode.bytes_per_token},
+          {"steps", steps.steps},
+          {"steps_lapsed", steps.steps_lapsed},
+          {"context_tokens", per(steps.context_tokens, steps.steps)},
+          {"context_bytes", per(steps.context_bytes, steps.steps)},
+          {"read_bytes", per(steps.read_bytes, steps.steps)},
+          {"restore_bytes_per_token", per(steps.restore_bytes, steps.output_tokens)},
+          {"recall", per(steps.recall, steps.queries)},
+          {"mass", per(steps.mass, steps.queries)},
+          {"wrong_answers", steps.wrong_answers},
+          {"requests_device", steps.requests_device},
+          {"requests_process", steps.requests_process},
+          {"measured", latency_json(steps.time)},
+          {"modelled", modelled}};
+}
+
+std::string steps_text(const ReplayRun& run) {
+  const replay::StepStats& steps = run.report.steps;
+  const replay::StepOptions& options = run.options.decode;
+  Fields fields;
+  fields.add("decode steps",
+             fmt::format("{}, each about {:.0f} tokens before it ({}), {} given up as blocks were "
+                         "evicted",
+                         grouped(steps.steps), per(steps.context_tokens, steps.steps),
+                         human_bytes(static_cast<uint64_t>(per(steps.context_bytes, steps.steps))),
+                         grouped(steps.steps_lapsed)));
+  fields.add("found",
+             fmt::format("{} tokens for each query, {}; recall {:.4f}, attention mass "
+                         "{:.4f}{}",
+                         options.k,
+                         options.bytes_per_token == 0
+                             ? std::string("exactly")
+                             : fmt::format("from {} bytes a token", options.bytes_per_token),
+                         per(steps.recall, steps.queries), per(steps.mass, steps.queries),
+                         run.options.model->captured
+                             ? ""
+                             : " (synthetic tensors: they say nothing about a model)"));
+  fields.add("answered",
+             fmt::format("{} requests by the device, {} in the workers; {} wrong",
+                         grouped(steps.requests_device), grouped(steps.requests_process),
+                         grouped(steps.wrong_answers)));
+  fields.add("read",
+             fmt::format("{} next to the memory for a step, which took {} (median) here",
+                         human_bytes(static_cast<uint64_t>(per(steps.read_bytes, steps.steps))),
+                         duration_text(steps.time.quantile_ns(500))));
+  Table table(
+      {"MODELLED DEVICE", ">BYTES OVER LINK", ">WITHOUT", ">SHARE", ">US", ">WITHOUT", ">FASTER"});
+  for (size_t i = 0; i < device::profiles().size(); ++i) {
+    const auto& of = steps.modelled[i];
+    const double bytes = per(of.link_bytes, steps.steps),
+                 without = per(of.link_bytes_without, steps.steps);
+    table.add({device::profiles()[i].name, place_text(of.searches_device, steps.searches),
+               human_bytes(static_cast<uint64_t>(bytes)),
+               human_bytes(static_cast<uint64_t>(without)),
+               fmt::format("{:.4f}", without == 0 ? 0 : bytes / without),
+               fmt::format("{:.1f}", per(of.ns, steps.steps) / 1e3),
+               fmt::format("{:.1f}", per(of.ns_without, steps.steps) / 1e3),
+               fmt::format("{:.1f} x", of.ns == 0 ? 0 : of.ns_without / of.ns)});
+  }
+  return fields.text() + table.text() +
+         fmt::format(
+             "for a token; times are modelled, not measured. Without: all keys and values "
+             "come over the link for each token.\nWhere they fit into the memory of the "
+             "GPU, restored once: {} for each of the tokens that the trace's requests "
+             "generate\n",
+             human_bytes(static_cast<uint64_t>(per(steps.restore_bytes, steps.output_tokens))));
+}
+
 std::string hits_text(const ReplayReport& report) {
   const uint64_t asked = report.total.blocks_asked;
   Table table({"HIT RATE", ">BLOCKS", ">PERCENT"});
@@ -271,7 +363,7 @@ std::string setup_text(const ReplayRun& run) {
 }  // namespace
 
 bool replay_good(const ReplayRun& run) {
-  return run.report.total.wrong_blocks == 0 &&
+  return run.report.total.wrong_blocks == 0 && run.report.steps.wrong_answers == 0 &&
          (!run.options.self_test || run.report.self_test.passed());
 }
 
@@ -286,6 +378,7 @@ std::string replay_json(const ReplayRun& run) {
   json["wrong_blocks"] = total.wrong_blocks;
   json["wrong_bytes"] = total.wrong_bytes;
   json["wrong"] = wrong_json(total);
+  if (run.options.model != nullptr) json["decode_steps"] = steps_json(run);
   if (run.options.self_test) json["self_test"] = self_test_json(run.report.self_test);
   return json_text(json, 2) + "\n";
 }
@@ -299,8 +392,9 @@ std::string replay_text(const ReplayRun& run) {
         "models assume an empty one\n",
         grouped(static_cast<uint64_t>(report.before.blocks)), grouped(report.warm_blocks));
   }
-  return text + "\n" + hits_text(report) + "\n" + speed_text(report) + "\n" + workers_text(report) +
-         "\n" + verdict_text(run);
+  text += "\n" + hits_text(report) + "\n" + speed_text(report) + "\n" + workers_text(report) + "\n";
+  if (run.options.model != nullptr) text += steps_text(run) + "\n";
+  return text + verdict_text(run);
 }
 
 }  // namespace bowhead::cli

@@ -16,7 +16,7 @@ struct ReplayRun {
   const std::string& command_line;
 };
 
-/// No wrong byte was returned, and the self-test, if it ran, missed nothing.
+/// No wrong byte and no wrong answer was returned, and the self-test, if it ran, missed nothing.
 bool replay_good(const ReplayRun& run);
 
 std::string replay_text(const ReplayRun& run);

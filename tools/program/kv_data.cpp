@@ -62,7 +62,7 @@ Result<void> read_tensor(const std::filesystem::path& path, const nlohmann::json
 }
 
 Result<KvSet> read_set(const std::filesystem::path& folder) {
-  KvSet set{.name = folder.filename().string()};
+  KvSet set{.name = std::filesystem::path(folder / "").parent_path().filename().string()};
   const auto meta_path = folder / "meta.json";
   const auto text = cli::read_input(meta_path.string());
   if (!text) return text.error();
@@ -176,16 +176,19 @@ const char* kv_role_name(KvRole role) {
 }
 
 Result<std::vector<KvSet>> read_kv_data(const std::string& folder) {
-  std::vector<std::filesystem::path> folders;
+  std::vector<std::filesystem::path> candidates = {folder}, folders;
   std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-    const auto is_set = cli::input_exists((entry.path() / "meta.json").string());
-    if (!is_set) return is_set.error();
-    if (*is_set) folders.push_back(entry.path());
-  }
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error))
+    candidates.push_back(entry.path());
   if (error) return Error{Status::SYSTEM, fmt::format("{}: {}", folder, error.message())};
+  for (const auto& path : candidates) {
+    const auto is_set = cli::input_exists((path / "meta.json").string());
+    if (!is_set) return is_set.error();
+    if (*is_set) folders.push_back(path);
+  }
   if (folders.empty())
-    return wrong_file(folder, "none of its folders has a meta.json, so there is no set of tensors");
+    return wrong_file(folder,
+                      "neither it nor a folder in it has a meta.json: there is no set of tensors");
   std::sort(folders.begin(), folders.end());
   std::vector<KvSet> sets;
   for (const auto& path : folders) {

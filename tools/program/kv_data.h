@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Keys, values and queries: captured from models, or synthetic ones like them.
 //
-// A folder of captured tensors has a folder per set, each with a meta.json that lists its files:
+// A folder of captured tensors has a folder per set, or is one, with a meta.json that lists its
+// files:
 //
 //   {"files": {"k.bf16.bin": {"tensor": "k", "dtype": "bf16", "shape": [6, 2, 2048, 64]}, ...}}
 //
@@ -52,7 +53,7 @@ struct KvSet {
   std::vector<uint32_t> query_positions;  ///< empty: there is no qpos.u32.bin
 };
 
-/// All sets of a folder, by name. INVALID_ARGUMENT: a file does not match meta.json, or there is no
+/// All sets of a folder, by name, and of it itself. INVALID_ARGUMENT: a file does not match meta.json, or there is no
 /// set; SYSTEM: a file cannot be read.
 Result<std::vector<KvSet>> read_kv_data(const std::string& folder);
 

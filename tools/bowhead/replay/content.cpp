@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <span>
 
+#include "base/assert.h"
 #include "base/checksum.h"
 #include "tools/program/input.h"
 
@@ -90,12 +91,31 @@ Result<Content> Content::from_tensors(const std::string& directory, uint64_t see
   return content;
 }
 
-// Calls visit(offset, bytes, line) for every line; only the last may have fewer than 64 bytes.
+Content Content::from_blocks(std::vector<std::byte> blocks, uint64_t block_bytes, uint64_t seed,
+                             const std::string& name) {
+  BOWHEAD_ASSERT(!blocks.empty() && block_bytes % kLineBytes == 0 &&
+                 blocks.size() % block_bytes == 0);
+  Content content;
+  content.seed_ = seed;
+  content.description_ =
+      fmt::format("{} {:016x} seed {}", name, hash64(blocks.data(), blocks.size()), seed);
+  content.tensors_ = std::move(blocks);
+  content.tensor_lines_ = content.tensors_.size() / kLineBytes;
+  content.start_lines_ = block_bytes / kLineBytes;
+  return content;
+}
+
+// Calls visit(offset, bytes, line) for every line from offset `first` of the block on, where visit
+// counts from; only the last may have fewer than 64 bytes.
 template <class Visit>
-void Content::for_each_line(uint64_t id, size_t size, Visit visit) const {
-  const uint64_t key = block_key(id, seed_);
-  Words counter = key + kLanes;
-  uint64_t tensor_line = tensor_lines_ == 0 ? 0 : block_key(id, ~seed_) % tensor_lines_;
+void Content::for_each_line(uint64_t id, uint64_t first, size_t size, Visit visit) const {
+  const uint64_t key = block_key(id, seed_), first_line = first / kLineBytes;
+  Words counter = key + first_line * 8 * kWeyl + kLanes;
+  uint64_t tensor_line = 0;
+  if (tensor_lines_ != 0) {
+    const uint64_t start = block_key(id, ~seed_) % (tensor_lines_ / start_lines_) * start_lines_;
+    tensor_line = (start + first_line) % tensor_lines_;
+  }
   for (size_t offset = 0; offset < size; offset += kLineBytes) {
     Words line = counter;
     mix(line);
@@ -110,8 +130,9 @@ void Content::for_each_line(uint64_t id, size_t size, Visit visit) const {
   }
 }
 
-void Content::fill(uint64_t id, std::byte* out, size_t size) const {
-  for_each_line(id, size, [out](size_t offset, size_t bytes, const Words& line) {
+void Content::fill(uint64_t id, std::byte* out, size_t size, uint64_t first) const {
+  BOWHEAD_ASSERT(first % kLineBytes == 0);
+  for_each_line(id, first, size, [out](size_t offset, size_t bytes, const Words& line) {
     if (bytes == kLineBytes) {
       std::memcpy(out + offset, &line, kLineBytes);
     } else {
@@ -123,7 +144,7 @@ void Content::fill(uint64_t id, std::byte* out, size_t size) const {
 Difference Content::compare(uint64_t id, const std::byte* data, size_t size) const {
   // Nearly always all is right: or-ing the differences is several times faster than testing each.
   Words differences = {};
-  for_each_line(id, size, [&](size_t offset, size_t bytes, const Words& line) {
+  for_each_line(id, 0, size, [&](size_t offset, size_t bytes, const Words& line) {
     Words stored = line;
     if (bytes == kLineBytes) {
       std::memcpy(&stored, data + offset, kLineBytes);
@@ -136,7 +157,7 @@ Difference Content::compare(uint64_t id, const std::byte* data, size_t size) con
   for (size_t i = 0; i < 8; ++i) any |= differences[i];
   Difference result;
   if (any == 0) return result;
-  for_each_line(id, size, [&](size_t offset, size_t bytes, const Words& line) {
+  for_each_line(id, 0, size, [&](size_t offset, size_t bytes, const Words& line) {
     std::byte expected[kLineBytes];
     std::memcpy(expected, &line, kLineBytes);
     for (size_t i = 0; i < bytes; ++i) {

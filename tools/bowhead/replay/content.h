@@ -34,8 +34,13 @@ class Content {
   /// file, or all are empty).
   static Result<Content> from_tensors(const std::string& directory, uint64_t seed);
 
-  /// Writes the content of block `id`.
-  void fill(uint64_t id, std::byte* out, size_t size) const;
+  /// For each id one of these blocks of `block_bytes`, a multiple of 64, which are of bf16 numbers;
+  /// the lowest bit of each comes from the stream. `name`: for the description.
+  static Content from_blocks(std::vector<std::byte> blocks, uint64_t block_bytes, uint64_t seed,
+                             const std::string& name);
+
+  /// Writes the content of block `id` from `first` on, a multiple of 64.
+  void fill(uint64_t id, std::byte* out, size_t size, uint64_t first = 0) const;
 
   /// Compares with the content of block `id`, byte for byte.
   Difference compare(uint64_t id, const std::byte* data, size_t size) const;
@@ -46,10 +51,11 @@ class Content {
  private:
   Content() = default;
   template <class Visit>
-  void for_each_line(uint64_t id, size_t size, Visit visit) const;
+  void for_each_line(uint64_t id, uint64_t first, size_t size, Visit visit) const;
 
   uint64_t seed_ = 0;
   uint64_t tensor_lines_ = 0;  // whole 64-byte lines; 0: the stream alone
+  uint64_t start_lines_ = 1;   // a block begins at a multiple of so many
   std::vector<std::byte> tensors_;
   std::string description_;
 };

@@ -17,9 +17,12 @@
 #include <cstring>
 #include <ctime>
 #include <new>
+#include <optional>
 #include <thread>
 
 #include "base/checksum.h"
+#include "driver-shim/queue_pair.h"
+#include "firmware-sim/device.h"
 #include "tools/bowhead/replay/models.h"
 #include "tools/program/signals.h"
 
@@ -37,6 +40,7 @@ constexpr uint64_t kPayloadAlign = 4096;
 // The report of a worker, which is the only writer.
 struct WorkerPage {
   EngineStats stats;
+  StepStats steps;
   uint32_t failed_status;  // Status; 0: none
   char failed_text[500];
 };
@@ -45,16 +49,18 @@ struct WorkerPage {
 struct Shared {
   std::atomic<uint64_t> next_request;
   std::atomic<uint64_t> served;
-  std::atomic<uint32_t> ready;  // number of workers that have opened the pool
+  std::atomic<uint32_t> ready;  // number of processes that have opened the pool
   std::atomic<uint32_t> go;
   std::atomic<uint32_t> stop;
+  std::atomic<uint32_t> stop_device;
   WorkerPage workers[];
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
 class SharedMapping {
  public:
-  explicit SharedMapping(uint32_t workers) : size_(sizeof(Shared) + workers * sizeof(WorkerPage)) {
+  explicit SharedMapping(uint32_t processes)
+      : size_(sizeof(Shared) + processes * sizeof(WorkerPage)) {
     void* memory = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     shared_ = memory == MAP_FAILED ? nullptr : static_cast<Shared*>(memory);
   }
@@ -97,14 +103,33 @@ Result<Pool> open_as(const ReplayOptions& options, uint32_t worker) {
   return Pool::open(options.locator, open);
 }
 
+// Asks the device of the pool, and computes in the worker what that does not answer.
+Result<std::unique_ptr<ndp::Engine>> engine_of(Pool& pool) {
+  auto pair = driver::QueuePair::open(pool);
+  if (pair)
+    return std::unique_ptr<ndp::Engine>(std::make_unique<ndp::FallbackEngine>(*std::move(pair)));
+  // More workers than queue pairs, or a pool without.
+  if (pair.status() == Status::LIMIT_REACHED || pair.status() == Status::NOT_SUPPORTED)
+    return std::unique_ptr<ndp::Engine>(std::make_unique<ndp::ProcessEngine>());
+  return pair.error();
+}
+
 Result<void> work(const Trace& trace, const Content& content, const ReplayOptions& options,
-                  Shared& shared, uint32_t worker, EngineStats& stats) {
+                  Shared& shared, uint32_t worker) {
   auto pool = open_as(options, worker);
   if (!pool) return pool.error();
   const auto ns = pool->open_namespace(namespace_of(content, options));
   if (!ns) return ns.error();
+  WorkerPage& page = shared.workers[worker];
   Engine engine(*pool, *ns, content, options.block_bytes, staging_bytes(trace, options.block_bytes),
-                stats);
+                page.stats);
+  std::optional<DecodeSteps> steps;
+  if (options.model != nullptr) {
+    auto asked = engine_of(*pool);
+    if (!asked) return asked.error();
+    steps.emplace(*pool, *ns, content, *options.model, options.decode, *std::move(asked),
+                  page.steps);
+  }
   shared.ready.fetch_add(1);
   while (shared.go.load() == 0 && shared.stop.load() == 0) {
     std::this_thread::sleep_for(std::chrono::microseconds(200));
@@ -113,7 +138,10 @@ Result<void> work(const Trace& trace, const Content& content, const ReplayOption
     const uint64_t at = shared.next_request.fetch_add(1);
     if (at >= trace.requests.size()) break;
     const Request& request = trace.requests[at];
-    const auto served = engine.serve(trace.ids_of(request), request.input_tokens);
+    auto served = engine.serve(trace.ids_of(request), request.input_tokens);
+    if (served && steps)
+      served = steps->serve(trace.ids_of(request), request.output_tokens,
+                            hash64(&at, sizeof at, options.seed));
     if (const auto failed = pool->media_failure()) return *failed;
     if (!served) return served;
     shared.served.fetch_add(1, std::memory_order_relaxed);
@@ -121,32 +149,42 @@ Result<void> work(const Trace& trace, const Content& content, const ReplayOption
   return {};
 }
 
-// The whole run of a child. Never returns, not by an exception either: exit handlers, the created
-// pool and the other workers are the parent's.
-[[noreturn]] void worker_main(const Trace& trace, const Content& content,
-                              const ReplayOptions& options, Shared& shared, uint32_t worker,
-                              pid_t parent) noexcept {
+// As long as the workers run. Another process may be the device already: then this one ends.
+Result<void> be_device(const ReplayOptions& options, Shared& shared) {
+  auto pool = open_as(options, 0);
+  if (!pool) return pool.error();
+  const auto device = device::Device::make(*pool);
+  shared.ready.fetch_add(1);
+  if (device.status() == Status::IN_USE) return {};
+  if (!device) return device.error();
+  return (*device)->serve([&] { return shared.stop_device.load(std::memory_order_relaxed) != 0; });
+}
+
+// The whole run of a child, which leaves the status of `run` in its page. Never returns, not by an
+// exception either: exit handlers, the created pool and the other workers are the parent's.
+template <class Run>
+[[noreturn]] void child_main(WorkerPage& page, pid_t parent, const Run& run) noexcept {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);
-  WorkerPage& page = shared.workers[worker];
-  const auto worked = [&]() -> Result<void> {
+  const auto done = [&]() -> Result<void> {
     try {
-      return work(trace, content, options, shared, worker, page.stats);
+      return run();
     } catch (const std::bad_alloc&) {
       return Error{Status::SYSTEM, "the system has no memory left"};
     } catch (const std::exception& error) {
       return Error{Status::SYSTEM, error.what()};
     }
   }();
-  if (!worked) {
-    page.failed_status = static_cast<uint32_t>(worked.status());
-    const std::string text = worked.error().message();
+  if (!done) {
+    page.failed_status = static_cast<uint32_t>(done.status());
+    const std::string text = done.error().message();
     std::memcpy(page.failed_text, text.data(), std::min(text.size(), sizeof page.failed_text - 1));
   }
-  _exit(worked ? 0 : 1);
+  _exit(done ? 0 : 1);
 }
 
-// The worker processes; the destructor kills those that still run.
+// The worker processes, and the device behind them if there is one; the destructor kills those that
+// still run.
 class Workers {
  public:
   explicit Workers(Shared& shared) : shared_(shared) {}
@@ -155,22 +193,30 @@ class Workers {
   Workers& operator=(const Workers&) = delete;
 
   Result<void> start(const Trace& trace, const Content& content, const ReplayOptions& options) {
+    workers_ = options.workers;
     const pid_t self = getpid();
-    for (uint32_t i = 0; i < options.workers; ++i) {
+    for (uint32_t i = 0; i < processes_of(options); ++i) {
       const pid_t pid = fork();
-      if (pid == 0) worker_main(trace, content, options, shared_, i, self);
+      if (pid == 0)
+        child_main(shared_.workers[i], self, [&] {
+          return i == workers_ ? be_device(options, shared_)
+                               : work(trace, content, options, shared_, i);
+        });
       if (pid < 0) {
-        return Error{Status::SYSTEM, fmt::format("cannot start worker {} of {}: {}", i + 1,
-                                                 options.workers, strerror(errno))};
+        return Error{Status::SYSTEM,
+                     fmt::format("cannot start {}: {}", name_of(i), strerror(errno))};
       }
       pids_.push_back(pid);
     }
     return {};
   }
 
+  /// Of the workers.
   size_t running() const {
     return static_cast<size_t>(
-        std::count_if(pids_.begin(), pids_.end(), [](pid_t p) { return p > 0; }));
+        std::count_if(pids_.begin(),
+                      pids_.begin() + static_cast<std::ptrdiff_t>(std::min(workers_, pids_.size())),
+                      [](pid_t p) { return p > 0; }));
   }
 
   // Collects workers that have ended. Returns the reason if one ended badly.
@@ -184,19 +230,20 @@ class Workers {
       if (WIFEXITED(status) && WEXITSTATUS(status) == 0) continue;
       if (page.failed_status != 0) {
         return Error{static_cast<Status>(page.failed_status),
-                     fmt::format("worker {}: {}", i + 1, page.failed_text)};
+                     fmt::format("{}: {}", name_of(i), page.failed_text)};
       }
       return Error{Status::SYSTEM,
                    WIFSIGNALED(status)
-                       ? fmt::format("worker {} (pid {}) was ended by signal {} ({})", i + 1, pid,
+                       ? fmt::format("{} (pid {}) was ended by signal {} ({})", name_of(i), pid,
                                      WTERMSIG(status), strsignal(WTERMSIG(status)))
-                       : fmt::format("worker {} (pid {}) ended with code {}", i + 1, pid,
+                       : fmt::format("{} (pid {}) ended with code {}", name_of(i), pid,
                                      WEXITSTATUS(status))};
     }
     return {};
   }
 
-  // Lets the workers finish their current request; kills those that take too long.
+  // Lets the workers finish their current request, then the device end; kills those that take too
+  // long.
   void stop() {
     shared_.stop.store(1);
     const auto deadline = Clock::now() + kStopPatience;
@@ -204,10 +251,31 @@ class Workers {
       (void)collect();
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
+    (void)stop_device();
     kill_all();
   }
 
+  // Why it ended badly, if it did.
+  Result<void> stop_device() {
+    shared_.stop_device.store(1);
+    Result<void> ended;
+    const auto deadline = Clock::now() + kStopPatience;
+    while (pids_.size() > workers_ && pids_[workers_] != 0 && ended && Clock::now() < deadline) {
+      ended = collect();
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    return ended;
+  }
+
+  static uint32_t processes_of(const ReplayOptions& options) {
+    return options.workers + (options.model != nullptr ? 1 : 0);
+  }
+
  private:
+  std::string name_of(size_t i) const {
+    return i == workers_ ? "the device" : fmt::format("worker {} of {}", i + 1, workers_);
+  }
+
   void kill_all() {
     for (pid_t& pid : pids_) {
       if (pid == 0) continue;
@@ -219,6 +287,7 @@ class Workers {
   }
 
   Shared& shared_;
+  size_t workers_ = 0;
   std::vector<pid_t> pids_;
 };
 
@@ -231,7 +300,7 @@ Result<int> run_workers(const Trace& trace, const Content& content, const Replay
   Clock::time_point start = Clock::now();
   bool going = false;
   while (workers.running() > 0) {
-    if (!going && shared.ready.load() == options.workers) {
+    if (!going && shared.ready.load() == Workers::processes_of(options)) {
       start = Clock::now();
       shared.go.store(1);
       going = true;
@@ -251,6 +320,7 @@ Result<int> run_workers(const Trace& trace, const Content& content, const Replay
     }
   }
   report.wall_s = std::chrono::duration<double>(Clock::now() - start).count();
+  if (auto ended = workers.stop_device(); !ended) return ended.error();
   return 0;
 }
 
@@ -327,7 +397,7 @@ Result<ReplayReport> run_replay(const Trace& trace, const Content& content,
   report.copy_limit = *std::move(copy_limit);
   if (report.interrupted_by != 0) return report;
 
-  SharedMapping mapping(options.workers);
+  SharedMapping mapping(Workers::processes_of(options));
   if (mapping.get() == nullptr) {
     return Error{Status::SYSTEM, fmt::format("no memory for counters: {}", strerror(errno))};
   }
@@ -338,6 +408,7 @@ Result<ReplayReport> run_replay(const Trace& trace, const Content& content,
   for (uint32_t i = 0; i < options.workers; ++i) {
     report.workers.push_back(shared.workers[i].stats);
     report.total.merge(shared.workers[i].stats);
+    report.steps.merge(shared.workers[i].steps);
   }
   if (report.interrupted_by != 0) return report;
 

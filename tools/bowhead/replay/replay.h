@@ -2,8 +2,9 @@
 // Replay: worker processes serve the requests of a trace from one pool, each as an engine would.
 //
 // Requests are dealt in the order of the trace; the next free worker takes the next one. Workers
-// are forked before the pool is opened and share only the pool and a page of counters. If the
-// parent dies, they die with it.
+// are forked before the pool is opened and share only the pool and a page of counters. For decode
+// steps one more process is the device of the pool, unless another one is. If the parent dies, they
+// die with it.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,9 @@
 #include "pool/pool.h"
 #include "tools/bowhead/replay/content.h"
 #include "tools/bowhead/replay/copy_limit.h"
+#include "tools/bowhead/replay/decode_steps.h"
 #include "tools/bowhead/replay/engine.h"
+#include "tools/bowhead/replay/model_data.h"
 #include "tools/bowhead/replay/trace.h"
 
 namespace bowhead::replay {
@@ -29,6 +32,8 @@ struct ReplayOptions {
   uint64_t seed = 1;        ///< of the self-test's random choices
   bool self_test = false;
   bool prefault = true;
+  const ModelData* model = nullptr;  ///< not null: decode steps too; content is its blocks
+  StepOptions decode;                ///< then
   Progress progress;
 };
 
@@ -50,6 +55,7 @@ struct ReplayReport {
   double wall_s = 0;       ///< from the first request of the workers to the end of the last
   EngineStats total;
   std::vector<EngineStats> workers;
+  StepStats steps{};  ///< of all workers
   PoolInfo before, after;
   uint64_t warm_blocks = 0;      ///< of this content, stored before the run
   uint64_t footprint_bytes = 0;  ///< bytes that a block occupies in the pool
@@ -62,7 +68,8 @@ struct ReplayReport {
 /// Runs a trace. The pool must exist. Must be called by a single-threaded process with
 /// ending_signals() blocked: the parent takes them from the queue of pending signals, ends the
 /// workers cleanly within 2 s, and names the signal in the report. Returns the statuses of
-/// Pool::open() and its operations, and SYSTEM if a worker cannot be started or ends by itself.
+/// Pool::open() and its operations, of device::Device for decode steps, and SYSTEM if a worker
+/// cannot be started or ends by itself.
 Result<ReplayReport> run_replay(const Trace& trace, const Content& content,
                                 const ReplayOptions& options);
 
