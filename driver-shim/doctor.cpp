@@ -505,6 +505,11 @@ std::vector<Finding> examine(const Examination& host) {
   examine_gpu(host, findings);
   examine_clock(host, findings);
   examine_write_path(host, findings);
+  sort_by_urgency(findings);
+  return findings;
+}
+
+void sort_by_urgency(std::vector<Finding>& findings) {
   const auto urgency = [](const Finding& finding) {
     switch (finding.level) {
       case Level::PROBLEM:
@@ -520,7 +525,6 @@ std::vector<Finding> examine(const Examination& host) {
   };
   std::stable_sort(findings.begin(), findings.end(),
                    [&](const Finding& a, const Finding& b) { return urgency(a) < urgency(b); });
-  return findings;
 }
 
 }  // namespace bowhead::shim

@@ -48,4 +48,7 @@ struct Examination {
 /// The findings, problems first.
 std::vector<Finding> examine(const Examination& host);
 
+/// Problems first, then hints, what could not be found out, and what is good.
+void sort_by_urgency(std::vector<Finding>& findings);
+
 }  // namespace bowhead::shim

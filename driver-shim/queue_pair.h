@@ -31,6 +31,10 @@ struct QueuePairOptions {
   /// goes: then they are DEVICE_LOST.
   uint64_t timeout_ms = 10'000;
 };
+/// For empty commands and mailbox commands. Where several hosts have the pool, only the time limit
+/// tells that there is no device.
+inline constexpr QueuePairOptions kSmallQueuePair{
+    .request_bytes = 8192, .answer_bytes = 8192, .timeout_ms = 2000};
 
 /// Thread-safe. All jobs are done before it goes.
 class QueuePair final : public ndp::Engine, public MailboxTransport {

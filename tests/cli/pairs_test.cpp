@@ -87,6 +87,7 @@ const std::map<std::string, std::string> kSamples = {
     {"codec file", "FOLDER/t.npy"},
     {"trace", "FOLDER/trace"},
     {"replay --pool", "POOL"},
+    {"doctor --pool", "POOL"},
     {"bench_pool --pool", "NEW"},
     {"--namespace", "default"},
     {"ns_rm name", "default"},

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // topk: the same tokens of compressed blocks and others, and errors for what cannot be searched.
 #include <bowhead/bowhead.h>
+#include <fmt/format.h>
 #include <signal.h>
 
 #include <cmath>
@@ -79,11 +80,32 @@ TEST_F(TopKCommand, TheDeviceFindsTheSame) {
   const Outcome alone = topk(device);
   EXPECT_EQ(alone.code, 3);
   EXPECT_NE(alone.err.find("bowhead device serve"), std::string::npos) << alone.err;
+  const auto device_finding = [&]() -> std::string {
+    const auto json = json_of(run({"doctor", "--pool", shm_locator(), "--json"}));
+    std::string all;
+    for (const auto& finding : json["findings"]) {
+      if (finding["subject"] == "pool " + shm_locator())
+        all += fmt::format("{}: {} ({});", finding["level"].get<std::string>(),
+                           finding["what"].get<std::string>(), finding["mend"].get<std::string>());
+    }
+    return all;
+  };
+  const auto expect_finding = [&](const char* part) {
+    const std::string found = device_finding();
+    EXPECT_NE(found.find(part), std::string::npos) << found;
+  };
+  EXPECT_EQ(device_finding(),
+            "hint: no device answers (bowhead device serve " + shm_locator() + ");");
   const auto answers = [&] { return run({"device", "ping", shm_locator()}).code == 0; };
   for (int life = 0; life < 2; ++life) {
     Running serves({"device", "serve", shm_locator()});
     ASSERT_TRUE(eventually(10, answers));
     EXPECT_EQ(hits(device), hits(ask));
+    expect_finding("its device answers in");
+    const std::string offset = std::to_string(
+        json_of(run({"ls", shm_locator(), "--json"}))["blocks"][0]["offset"].get<uint64_t>());
+    ASSERT_EQ(run({"device", "poison", shm_locator(), "--inject", offset}).code, 0);
+    expect_finding("poison on 1 lines");
     EXPECT_EQ(run({"device", "serve", shm_locator()}).code, 3);  // there is one already
     EXPECT_EQ(
         json_of(run({"device", "ping", shm_locator(), "--count", "20", "--json"}))["commands"], 20);

@@ -79,13 +79,6 @@ int run_serve(const Arguments& a) {
   return kOk;
 }
 
-Result<std::unique_ptr<driver::QueuePair>> open_pair(Pool& pool) {
-  // Where several hosts have the pool, only the time limit tells that there is no device.
-  constexpr uint64_t kLittle = 8192, kTimeoutMs = 2000;
-  return driver::QueuePair::open(
-      pool, {.request_bytes = kLittle, .answer_bytes = kLittle, .timeout_ms = kTimeoutMs});
-}
-
 /// Names of the bits that are set.
 std::string operations_of(uint64_t bits) {
   std::vector<std::string> names;
@@ -170,7 +163,7 @@ void print_info_json(const Arguments& a, const DeviceInfo& info) {
 int run_info(const Arguments& a) {
   auto pool = open_pool(a.locator);
   if (!pool) return fail(pool.error(), a.locator);
-  const auto pair = open_pair(*pool);
+  const auto pair = driver::QueuePair::open(*pool, driver::kSmallQueuePair);
   if (!pair) return fail(*pool, pair.error(), a.locator);
   driver::MailboxClient mailbox(**pair);
   const auto info = info_of(mailbox);
@@ -182,7 +175,7 @@ int run_info(const Arguments& a) {
 int run_poison(const Arguments& a) {
   auto pool = open_pool(a.locator);
   if (!pool) return fail(pool.error(), a.locator);
-  const auto pair = open_pair(*pool);
+  const auto pair = driver::QueuePair::open(*pool, driver::kSmallQueuePair);
   if (!pair) return fail(*pool, pair.error(), a.locator);
   driver::MailboxClient mailbox(**pair);
   const auto capabilities = mailbox.capabilities();
@@ -212,7 +205,7 @@ int run_poison(const Arguments& a) {
 int run_ping(const Arguments& a) {
   auto pool = open_pool(a.locator);
   if (!pool) return fail(pool.error(), a.locator);
-  const auto pair = open_pair(*pool);
+  const auto pair = driver::QueuePair::open(*pool, driver::kSmallQueuePair);
   if (!pair) return fail(*pool, pair.error(), a.locator);
   std::vector<double> times_us;
   for (uint32_t i = 0; i < a.count; ++i) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "driver-shim/pool_device.h"
 #include "tools/bowhead/cli.h"
 #include "tools/bowhead/json.h"
 #include "tools/program/text.h"
@@ -16,7 +17,7 @@ namespace {
 
 constexpr const char* kFooter = R"(
 Looks at the kernel and its drivers, CXL devices, their regions and dax devices, NUMA nodes, media
-errors, huge pages, limits, GPU and clock, and names what is missing or set wrongly: what it is, why
+errors, huge pages, limits, GPU and clock, with --pool at a pool's device, and names what is missing or set wrongly: what it is, why
 it matters, and the command that mends it. Nothing is changed.
 
   problem  something cannot work
@@ -28,6 +29,7 @@ Exit code 0: no problem was found. 1: problems were found.
 
 Examples:
   bowhead doctor
+  bowhead doctor --pool shm:demo
   bowhead doctor --json | jq -r '.findings[] | select(.level == "problem") | .mend')";
 
 constexpr shim::Level kLevels[] = {shim::Level::PROBLEM, shim::Level::HINT, shim::Level::UNKNOWN,
@@ -67,19 +69,38 @@ std::string report_json(const std::vector<shim::Finding>& findings) {
   return json_text(json, 2) + "\n";
 }
 
-int run(bool json) {
+struct Arguments {
+  std::vector<std::string> pools;
+  bool json = false;
+};
+
+void add_pool(const std::string& locator, std::vector<shim::Finding>& findings) {
+  auto pool = open_pool(locator);
+  if (!pool) {
+    findings.push_back({shim::Level::PROBLEM, "pool " + locator,
+                        "it cannot be opened: " + pool.error().message(),
+                        "nothing can be stored there or read", ""});
+    return;
+  }
+  for (shim::Finding& finding : shim::examine_device(*pool, locator))
+    findings.push_back(std::move(finding));
+}
+
+int run(const Arguments& a) {
   const shim::HostFiles files;
   const shim::Inventory inventory = shim::read_inventory(files);
   const shim::MediaErrors errors = shim::read_media_errors(files, inventory);
   std::vector<Result<shim::Health>> health;
   for (const shim::MemoryDevice& device : inventory.memory_devices)
     health.push_back(shim::read_health(device.name));
-  const auto findings = shim::examine({.files = files,
-                                       .inventory = inventory,
-                                       .errors = errors,
-                                       .health = health,
-                                       .limits = shim::read_limits()});
-  print(json ? report_json(findings) : report_text(findings));
+  auto findings = shim::examine({.files = files,
+                                 .inventory = inventory,
+                                 .errors = errors,
+                                 .health = health,
+                                 .limits = shim::read_limits()});
+  for (const std::string& locator : a.pools) add_pool(locator, findings);
+  shim::sort_by_urgency(findings);
+  print(a.json ? report_json(findings) : report_text(findings));
   return count_of(findings, shim::Level::PROBLEM) == 0 ? kOk : kDamage;
 }
 
@@ -87,10 +108,13 @@ int run(bool json) {
 
 void add_doctor_command(CLI::App& app, Action& action) {
   auto* command = app.add_subcommand("doctor", "Find what is missing or set wrongly on this host");
-  auto json = std::make_shared<bool>(false);
-  command->add_flag("--json", *json, "Report as JSON");
+  auto a = std::make_shared<Arguments>();
+  command->add_option("--pool", a->pools,
+                      "Also examine this pool's device (bowhead device serve); may be repeated");
+  add_host_option(*command);
+  command->add_flag("--json", a->json, "Report as JSON");
   command->footer(kFooter);
-  command->callback([json, &action] { action = [json] { return run(*json); }; });
+  command->callback([a, &action] { action = [a] { return run(*a); }; });
 }
 
 }  // namespace bowhead::cli
