@@ -20,9 +20,13 @@ namespace {
 
 using core::Message;
 
-/// How often pairs without a session are looked at, and whether processes have gone.
+/// How often it is asked whether to stop, and pairs without a session are looked at; how often
+/// whether processes have gone.
 constexpr uint64_t kLookNs = 1'000'000;
 constexpr uint64_t kCleanNs = 1'000'000'000;
+/// Looks at the pairs between two at the clock, which takes as long as several pairs. Looks are 200
+/// us apart at most, or as long as a piece of an operation takes between two checkpoints.
+constexpr uint32_t kLooksOfTime = 8;
 
 }  // namespace
 
@@ -147,12 +151,10 @@ class Device::Impl final : private MailboxDevice {
   }
 
   bool look_at_all() {
-    if ((*stops_)()) stopping_ = true;
-    keep_up();
+    if (looks_++ % kLooksOfTime == 0) keep_up();
     // A device whose host is declared dead writes nothing more, as a process that commits blocks.
     const Status standing = window_.standing();
     if (standing != Status::OK) why_ = pool_.explain(standing);
-    if (standing == Status::OK) why_ = window_.beat();
     if (!why_) stopping_ = true;
     if (stopping_) return false;
     bool some = end_tasks();
@@ -267,8 +269,10 @@ class Device::Impl final : private MailboxDevice {
 
   void keep_up() {
     const uint64_t now_ns = window_.access().recency_ns();
+    why_ = window_.beat();
     if (now_ns - looked_ns_ > kLookNs) {
       looked_ns_ = now_ns;
+      if ((*stops_)()) stopping_ = true;
       look_for_pairs();
       hotness_.advance(now_ns);
       (void)mailbox_.step();
@@ -329,6 +333,7 @@ class Device::Impl final : private MailboxDevice {
   std::vector<std::unique_ptr<Pair>> pairs_;  // [host][number]; null: not used yet
   std::vector<Running> running_;
   size_t turn_ = 0;
+  uint32_t looks_ = 0;
   uint64_t looked_ns_ = 0, cleaned_ns_ = 0;
 };
 

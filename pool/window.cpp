@@ -140,9 +140,9 @@ Result<void> Window::become_device() {
 }
 
 Result<void> Window::beat() {
+  if (!state_->shared()) return {};
   const uint64_t now_ns = access().now_ns();
-  if (!state_->shared() || now_ns - state_->beaten_ns < core::DevicePlace<Access>::kBeatNs / 2)
-    return {};
+  if (now_ns - state_->beaten_ns < core::DevicePlace<Access>::kBeatNs / 2) return {};
   state_->beaten_ns = now_ns;
   if (const auto host = state_->among_hosts.beat())
     return Error{Status::IN_USE, fmt::format("host {} serves the pool as its device too", *host)};

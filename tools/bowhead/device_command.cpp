@@ -59,18 +59,7 @@ int run_serve(const Arguments& a) {
   print(fmt::format("{}: the device is up{}\n", a.locator,
                     faults.empty() ? "" : ", with faults that are injected"));
   if (const int code = finish_output(kOk); code != kOk) return code;
-  // A look for signals is a system call: not each time.
-  using Clock = std::chrono::steady_clock;
-  Clock::time_point looked = Clock::now();
-  bool stops = false;
-  const auto served = (*device)->serve([&] {
-    const Clock::time_point now = Clock::now();
-    if (now - looked > std::chrono::milliseconds(1)) {
-      stops = interruption.came();
-      looked = now;
-    }
-    return stops;
-  });
+  const auto served = (*device)->serve([&] { return interruption.came(); });
   if (!served) return fail(*pool, served.error(), a.locator);
   const device::Counters counters = (*device)->counters();
   print(fmt::format("{} commands, of which {} were refused; {} of blocks were read\n",
