@@ -19,9 +19,9 @@
 
 #include "base/random.h"
 #include "bench/codecs.h"
-#include "tools/program/kv_data.h"
 #include "bench/recall_bench.h"
 #include "tests/bench/captured_run.h"
+#include "tools/program/kv_data.h"
 
 namespace bowhead::bench {
 namespace {

@@ -140,7 +140,8 @@ pool. The report shows recall and attention mass against exact scores, and the b
 and the time on modelled hardware, with and without the device. `bowhead device serve` may run; if
 not, one more process is the device.
 
-Exit code 1 if a wrong byte or a wrong answer was returned, or if the self-test missed an injected fault.
+Exit code 1 if a wrong byte or a wrong answer was returned, or if the self-test missed an injected
+fault.
 
 Examples:
   bowhead replay --pool shm:try --create 1G --workers 2

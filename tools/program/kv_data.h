@@ -53,13 +53,13 @@ struct KvSet {
   std::vector<uint32_t> query_positions;  ///< empty: there is no qpos.u32.bin
 };
 
-/// All sets of a folder, by name, and of it itself. INVALID_ARGUMENT: a file does not match meta.json, or there is no
-/// set; SYSTEM: a file cannot be read.
+/// All sets of a folder, by name, and of it itself. INVALID_ARGUMENT: a file does not match
+/// meta.json, or there is no set; SYSTEM: a file cannot be read.
 Result<std::vector<KvSet>> read_kv_data(const std::string& folder);
 
 /// Keys and values with the statistics of captured ones: channels of different sizes, keys around a
-/// mean that rotates by rotary position embedding, a head of values where tokens repeat. Queries are
-/// bf16, and like keys; whom they attend to says nothing about models. The same in every run.
+/// mean that rotates by rotary position embedding, a head of values where tokens repeat. Queries
+/// are bf16, and like keys; whom they attend to says nothing about models. The same in every run.
 KvSet make_kv_data();
 
 /// Null: the set has none.
