@@ -17,8 +17,8 @@ namespace {
 
 constexpr const char* kFooter = R"(
 Looks at the kernel and its drivers, CXL devices, their regions and dax devices, NUMA nodes, media
-errors, huge pages, limits, GPU and clock, with --pool at a pool's device, and names what is missing or set wrongly: what it is, why
-it matters, and the command that mends it. Nothing is changed.
+errors, huge pages, limits, GPU and clock, with --pool at a pool's device, and names what is missing
+or set wrongly: what it is, why it matters, and the command that mends it. Nothing is changed.
 
   problem  something cannot work
   hint     works, and could work better, or for more users
