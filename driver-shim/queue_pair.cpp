@@ -471,6 +471,14 @@ class QueuePair::Impl {
     Command& command = commands_[index];
     // It comes a second time, or after the device that took it was given up, or is nonsense (P3).
     if (command.kind == Command::Kind::FREE || command.number != number || !command.is_sent) return;
+    const auto status = static_cast<Status>(completion[BH_COMPLETION_STATUS] & UINT32_MAX);
+    if (status == Status::CLOSED && command.request_bytes != 0) {
+      // The device gave the area back, as nothing was asked for long: it carries out none of what
+      // was sent since, and all of it is asked again in another one.
+      if (mail_ != nullptr) mail_->number = 0;
+      lose();
+      return;
+    }
     switch (command.kind) {
       case Command::Kind::EMPTY:
         if (empty_ != nullptr && number >> kIndexBits >= empty_->first_serial) ++empty_->done;

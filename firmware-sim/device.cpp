@@ -39,6 +39,7 @@ class Device::Impl final : private MailboxDevice {
         engine_(options.engine != nullptr ? *options.engine : process_engine_),
         profile_(options.profile),
         threads_(std::max(options.threads, 1u)),
+        idle_ns_(options.idle_ms * 1'000'000),
         hotness_(window_.pool_bytes()),
         mailbox_(facts(), *this, hotness_),
         around_{window_, mailbox_, hotness_, profile_ ? &*profile_ : nullptr},
@@ -279,7 +280,7 @@ class Device::Impl final : private MailboxDevice {
     }
     if (now_ns - cleaned_ns_ > kCleanNs) {
       cleaned_ns_ = now_ns;
-      clean();
+      clean(now_ns);
     }
   }
 
@@ -298,9 +299,11 @@ class Device::Impl final : private MailboxDevice {
     with_area_.store(with_area, std::memory_order_relaxed);
   }
 
-  void clean() {
+  void clean(uint64_t now_ns) {
     for (const auto& pair : pairs_) {
-      if (!pair || !pair->has_lost_its_process()) continue;
+      if (!pair) continue;
+      pair->free_if_idle(now_ns, idle_ns_);
+      if (!pair->has_lost_its_process()) continue;
       pair->let_go();
       cancel_all(*pair);
     }
@@ -320,6 +323,7 @@ class Device::Impl final : private MailboxDevice {
   ndp::Engine& engine_;
   const std::optional<Profile> profile_;
   const uint32_t threads_;
+  const uint64_t idle_ns_;
   HotnessMonitor hotness_;
   Mailbox mailbox_;
   const Surroundings around_;

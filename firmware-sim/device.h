@@ -43,6 +43,7 @@ struct Options {
   /// it ends with DEVICE_LOST gets no completion. Null: a ProcessEngine.
   ndp::Engine* engine = nullptr;
   std::optional<Profile> profile = {};  ///< completions say how long this hardware would take
+  uint64_t idle_ms = 60'000;  ///< memory for answers of a process that asks nothing is freed then
 };
 
 class Device {

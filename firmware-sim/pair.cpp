@@ -32,6 +32,7 @@ std::span<const Message> Pair::take() {
   if (!send() && completions_.size() >= kCompletionsMax) return {};
   if (waiting_.size() >= kWaitingMax || waiting_bytes_ >= kWaitingBytesMax) return {};
   const size_t taken = channel_.poll(commands_);
+  is_used_ |= taken > 0;
   if (channel_.peer_session() != peer_session_) {
     peer_session_ = channel_.peer_session();
     let_go();
@@ -91,6 +92,13 @@ bool Pair::send() {
 
 bool Pair::has_lost_its_process() const {
   return host_ == window_.host() && area_ && !window_.is_taken(number_);
+}
+
+void Pair::free_if_idle(uint64_t now_ns, uint64_t idle_ns) {
+  if (std::exchange(is_used_, false))
+    used_ns_ = now_ns;
+  else if (now_ns - used_ns_ >= idle_ns)
+    area_.reset();  // a task that is under way keeps it
 }
 
 void Pair::let_go() {

@@ -42,6 +42,9 @@ class Pair {
   /// The process is gone: nothing of it is pending any more. Of other hosts it counts as there.
   bool has_lost_its_process() const;
   void let_go();
+  /// Gives back an area that no command has used for so long: its process may be gone, also one of
+  /// another machine. The next command that needs one is CLOSED, and its process attaches again.
+  void free_if_idle(uint64_t now_ns, uint64_t idle_ns);
 
  private:
   Result<uint64_t> attach(uint64_t bytes);
@@ -53,6 +56,8 @@ class Pair {
   Window::Channel channel_;
   uint64_t peer_session_ = 0, session_ = 0;
   std::shared_ptr<Area> area_;
+  bool is_used_ = false;  // since free_if_idle() was called
+  uint64_t used_ns_ = 0;  // about when it was last
   std::array<core::Message, kTakenAtOnce> commands_{};
   std::deque<std::unique_ptr<Task>> waiting_;
   uint64_t waiting_bytes_ = 0;

@@ -40,7 +40,7 @@ std::span<std::byte> Task::room() const {
 
 void Task::read() {
   if (!is_area_good()) {
-    complete(Status::INVALID_ARGUMENT, 0, 0);
+    complete(area_ ? Status::INVALID_ARGUMENT : Status::CLOSED, 0, 0);
     return;
   }
   try {

@@ -133,6 +133,40 @@ TEST_F(DeviceTest, IsNotForTheChildOfAFork) {
   EXPECT_TRUE((*pair)->run(request, answer.room()));
 }
 
+// Also of a process that is on another machine, and dead.
+TEST_F(DeviceTest, FreesMemoryForAnswersOfWhoAsksNothing) {
+  DeviceThread device(pool_.locator(), {.idle_ms = 1});
+  LeasedSequence sequence(pool(), "plain", CompressionProfile::NONE, {300, 40, 16});
+  const auto all = requests(sequence);
+  const auto pair = QueuePair::open(pool());
+  ASSERT_TRUE(pair);
+  driver::MailboxClient mailbox(**pair);
+  for (int times = 0; times < 3; ++times) {
+    // All at once: what was sent before the first one is refused is asked again.
+    std::vector<Answer> answers, wanted;
+    std::vector<ndp::Job> jobs;
+    for (const Request& request : all) {
+      wanted.emplace_back(request);
+      ASSERT_TRUE(ndp::run(request, wanted.back().room()));
+      answers.emplace_back(request);
+    }
+    for (size_t i = 0; i < all.size(); ++i) jobs.push_back({all[i], answers[i].room()});
+    if (times == 2) {
+      EXPECT_TRUE(mailbox.identify());
+    }
+    (*pair)->submit(jobs);
+    for (ndp::Job& job : jobs) {
+      (*pair)->wait(job);
+      EXPECT_TRUE(*job.answer) << job.answer->error().message();
+    }
+    EXPECT_EQ(answers, wanted);
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    while (device.device().counters().pairs != 0 && std::chrono::steady_clock::now() < end)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    EXPECT_EQ(device.device().counters().pairs, 0u);
+  }
+}
+
 TEST_F(DeviceTest, SaysThatTheMediumFailed) {
   const DeviceThread device(pool_.locator());
   TestPool again(pool_.locator());

@@ -56,6 +56,7 @@ enum {
  *   4  bytes of blocks that were read
  *   5  time that the device took, ns
  *   6  time that the modelled device takes, ns; 0: there is no model
+ * CLOSED: the pair has no area, or has it no more (docs/device.md): nothing was done.
  * An answer has two parts (ndp/request.h), then the numbers of the blocks that were left out, as
  * uint32_t; each begins at a multiple of 64 bytes. After another status than OK it is a sentence.
  */
