@@ -270,7 +270,7 @@ class Device::Impl final : private MailboxDevice {
 
   void keep_up() {
     const uint64_t now_ns = window_.access().recency_ns();
-    why_ = window_.beat();
+    why_ = window_.heartbeat();
     if (now_ns - looked_ns_ > kLookNs) {
       looked_ns_ = now_ns;
       if ((*stops_)()) stopping_ = true;

@@ -55,7 +55,7 @@ class Device {
 
   /// Serves, once, until `stops`, which one of the threads asks about each millisecond, says so.
   /// Returns why it cannot go on: HOST_FENCED, HOST_ID_CONFLICT, MEDIA_ERROR, CLOSED, IN_USE
-  /// (Window::beat()), SYSTEM (no thread).
+  /// (Window::heartbeat()), SYSTEM (no thread).
   Result<void> serve(const std::function<bool()>& stops);
   /// Thread-safe.
   Counters counters() const;

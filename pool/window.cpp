@@ -71,7 +71,7 @@ class Window::State {
   Pool::Impl& pool;
   std::bitset<kDevicePlace + 1> mine;  ///< of this object
   core::DevicePlace<Access> among_hosts;
-  uint64_t looked_ns = 0, beaten_ns = 0;
+  uint64_t looked_ns = 0, heartbeat_ns = 0;
   bool is_elsewhere = false;  ///< when it was looked for last
 };
 
@@ -139,12 +139,12 @@ Result<void> Window::become_device() {
   return {};
 }
 
-Result<void> Window::beat() {
+Result<void> Window::heartbeat() {
   if (!state_->shared()) return {};
   const uint64_t now_ns = access().now_ns();
-  if (now_ns - state_->beaten_ns < core::DevicePlace<Access>::kBeatNs / 2) return {};
-  state_->beaten_ns = now_ns;
-  if (const auto host = state_->among_hosts.beat())
+  if (now_ns - state_->heartbeat_ns < core::DevicePlace<Access>::kHeartbeatNs / 2) return {};
+  state_->heartbeat_ns = now_ns;
+  if (const auto host = state_->among_hosts.heartbeat())
     return Error{Status::IN_USE, fmt::format("host {} serves the pool as its device too", *host)};
   return {};
 }

@@ -55,7 +55,7 @@ class Window {
   Result<void> become_device();
   /// For the device, each 100 ms or more often. IN_USE: it was stopped for long, and another host
   /// has the device by now.
-  Result<void> beat();
+  Result<void> heartbeat();
   /// Whether some process is the device. One of another machine is known to have ended a second
   /// later; it is looked for each 20 ms.
   bool has_device();

@@ -2,18 +2,19 @@
 // DevicePlace: of the hosts of a pool one has the device (bh_host_counts.device). Within a machine
 // a lock says so; this is for hosts of several machines, which have no lock in common.
 //
-// The word of a host is its device's alone: beats << 2 | state. A device that serves stores it anew
-// at least each kBeatNs. A word that another host has not seen change for kSilentNs is that of a
-// device that ended.
+// The word of a host is its device's alone: heartbeats << 2 | state. A device that serves stores it
+// anew at least each kHeartbeatNs. A word that another host has not seen change for kSilentNs is
+// that of a device that ended.
 //
 // Claim: (1) No word of another host is alive. (2) The own word says CLAIMS, and is published and
 // settled. (3) Words of other hosts that are alive: SERVES: it has the place. CLAIMS: the lower
 // host waits for the higher one, which gives up. (4) The own word says SERVES.
 //
 // Invariant: two hosts do not serve at once, as long as no device stops for kSilentNs between two
-// beats. Of two that have come as far as (3), one looked when the word of the other was settled: it
-// saw CLAIMS or SERVES there, and went on only if that word became 0. A device that stopped for
-// long and goes on may be the second: at its next beat the higher one of both ends.
+// heartbeats. Of two that have come as far as (3), one looked when the word of the other was
+// settled: it saw CLAIMS or SERVES there, and went on only if that word became 0. A device that
+// stopped for long and goes on may be the second: at its next heartbeat the higher one of both
+// ends.
 #pragma once
 
 #include <array>
@@ -28,7 +29,7 @@ namespace bowhead::core {
 template <class A>
 class DevicePlace {
  public:
-  static constexpr uint64_t kBeatNs = 100'000'000, kSilentNs = 10 * kBeatNs;
+  static constexpr uint64_t kHeartbeatNs = 100'000'000, kSilentNs = 10 * kHeartbeatNs;
 
   explicit DevicePlace(Context<A>& context) : c_(context) {}
   DevicePlace(const DevicePlace&) = delete;
@@ -62,8 +63,8 @@ class DevicePlace {
     return std::nullopt;
   }
 
-  /// Each kBeatNs, of the host that has it. Returns a host that has it too, and keeps it.
-  std::optional<uint32_t> beat() {
+  /// Each kHeartbeatNs, of the host that has it. Returns a host that has it too, and keeps it.
+  std::optional<uint32_t> heartbeat() {
     store(SERVES);
     look();
     const auto host =
@@ -86,7 +87,7 @@ class DevicePlace {
  private:
   enum State : uint64_t { NONE = 0, CLAIMS = 1, SERVES = 2 };
   static constexpr uint64_t kStateMask = 3;
-  static constexpr uint64_t kLookNs = kBeatNs / 4;
+  static constexpr uint64_t kLookNs = kHeartbeatNs / 4;
 
   /// The word of another host.
   struct Seen {
@@ -98,8 +99,8 @@ class DevicePlace {
 
   uint64_t at(uint32_t host) const { return word_at(c_.layout, host); }
   void store(State state) {
-    const uint64_t beats = c_.access.load(at(c_.host)) / (kStateMask + 1) + 1;
-    c_.access.store(at(c_.host), state == NONE ? 0 : beats * (kStateMask + 1) + state);
+    const uint64_t heartbeats = c_.access.load(at(c_.host)) / (kStateMask + 1) + 1;
+    c_.access.store(at(c_.host), state == NONE ? 0 : heartbeats * (kStateMask + 1) + state);
     c_.access.publish(at(c_.host), 8);
   }
 

@@ -373,20 +373,20 @@ class DeviceOfHosts : public testing::Test {
     pools_.clear();
     (void)Pool::destroy(locator_, true);
   }
-  /// Of a device of a host that beats, as another machine would see it, until the object goes.
-  class Beats {
+  /// Of a device of a host that has heartbeats, as another machine would see it, until the object goes.
+  class Heartbeats {
    public:
-    Beats(Pool& pool, bool leaves) : window_(Window::open(pool).value()), leaves_(leaves) {
+    Heartbeats(Pool& pool, bool leaves) : window_(Window::open(pool).value()), leaves_(leaves) {
       set(2);
       thread_ = std::thread([this] {
-        for (uint64_t beat = 1; !stops_; ++beat) {
-          set(beat << 2 | 2);
+        for (uint64_t number = 1; !stops_; ++number) {
+          set(number << 2 | 2);
           std::this_thread::sleep_for(std::chrono::milliseconds(20));
         }
         if (leaves_) set(0);
       });
     }
-    ~Beats() {
+    ~Heartbeats() {
       stops_ = true;
       thread_.join();
     }
@@ -409,7 +409,7 @@ class DeviceOfHosts : public testing::Test {
 
 TEST_F(DeviceOfHosts, OfAnotherMachineIsSeen) {
   {
-    const Beats beats(pools_[1], /*leaves=*/true);
+    const Heartbeats heartbeats(pools_[1], /*leaves=*/true);
     for (const uint32_t host : {0u, 2u}) {
       const auto refused = Device::make(pools_[host]);
       ASSERT_EQ(refused.status(), Status::IN_USE);
@@ -417,7 +417,7 @@ TEST_F(DeviceOfHosts, OfAnotherMachineIsSeen) {
     }
   }
   {
-    const Beats beats(pools_[1], /*leaves=*/false);  // it dies
+    const Heartbeats heartbeats(pools_[1], /*leaves=*/false);  // it dies
   }
   EXPECT_TRUE(Device::make(pools_[2]));
 }
@@ -426,8 +426,8 @@ TEST_F(DeviceOfHosts, OfAnotherMachineIsKnownToHaveEnded) {
   const auto pair = QueuePair::open(pools_[0], {.timeout_ms = 60'000});
   ASSERT_TRUE(pair);
   EXPECT_EQ((*pair)->ping().status(), Status::DEVICE_LOST);
-  std::optional<Beats> beats;
-  beats.emplace(pools_[1], /*leaves=*/false);
+  std::optional<Heartbeats> heartbeats;
+  heartbeats.emplace(pools_[1], /*leaves=*/false);
   std::this_thread::sleep_for(std::chrono::milliseconds(100));  // until it is looked for again
   std::atomic<bool> ended = false;
   std::thread waits([&] {
@@ -436,18 +436,18 @@ TEST_F(DeviceOfHosts, OfAnotherMachineIsKnownToHaveEnded) {
   });
   std::this_thread::sleep_for(std::chrono::milliseconds(1500));
   EXPECT_FALSE(ended);  // it may answer yet
-  beats.reset();
+  heartbeats.reset();
   waits.join();
 }
 
 TEST_F(DeviceOfHosts, EndsWhereALowerHostHasOneToo) {
   const auto device = Device::make(pools_[1]);
   ASSERT_TRUE(device);
-  std::optional<Beats> beats;
+  std::optional<Heartbeats> heartbeats;
   const auto begun = std::chrono::steady_clock::now();
   const auto served = (*device)->serve([&] {
-    if (!beats && std::chrono::steady_clock::now() - begun > std::chrono::milliseconds(300))
-      beats.emplace(pools_[0], true);
+    if (!heartbeats && std::chrono::steady_clock::now() - begun > std::chrono::milliseconds(300))
+      heartbeats.emplace(pools_[0], true);
     return false;
   });
   EXPECT_EQ(served.status(), Status::IN_USE);
