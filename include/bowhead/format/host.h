@@ -65,9 +65,8 @@ typedef struct bh_host_counts {
   uint64_t mails;     /* lines of BH_PART_MAIL */
   uint64_t growing;   /* no count: the incarnation of this host in which it wants to write the next
                          table of sets; 0: it does not */
-  uint64_t
-      device; /* no count: heartbeats << 2 | state of the device that this host has; 0: it has none
-                      (pool/core/device_place.h) */
+  uint64_t device;    /* no count: heartbeats << 2 | state of this host's device; 0: it has none
+                         (pool/core/device_place.h) */
   uint64_t reserved[2];
 } bh_host_counts;
 BH_FORMAT_SIZE(bh_host_counts, 64);
