@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <memory>
 
-#include "driver-shim/pool_device.h"
+#include "driver-shim/device_findings.h"
 #include "tools/bowhead/cli.h"
 #include "tools/bowhead/json.h"
 #include "tools/program/text.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "driver-shim/pool_device.h"
+#include "driver-shim/device_findings.h"
 
 #include <fmt/format.h>
 
