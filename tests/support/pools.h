@@ -45,7 +45,9 @@ inline int in_child(const std::function<int()>& body) {
 /// BOWHEAD_TEST_JOINED=1 in the environment: of joined media.
 inline std::string unique_locator() {
   static std::atomic<int> count{0};
-  const std::string one = "shm:test-" + std::to_string(getpid()) + "-" + std::to_string(count++);
+  // Random, since a test that was killed leaves its pool, and its pid comes again.
+  const std::string one = "shm:test-" + std::to_string(getpid()) + "-" + std::to_string(count++) +
+                          "-" + std::to_string(random_u64_from_os());
   return std::getenv("BOWHEAD_TEST_JOINED") != nullptr ? one + "+" + one + "-b" : one;
 }
 
