@@ -9,13 +9,14 @@
 
 #include "driver-shim/mailbox.h"
 #include "driver-shim/queue_pair.h"
+#include "pool/window.h"
 
 namespace bowhead::shim {
 namespace {
 
 using Findings = std::vector<Finding>;
 
-/// Longer is not the way to the device, but the wait for a core.
+/// A longer time is waiting for a core or for other work, not the path to the device.
 constexpr double kSlowUs = 200;
 
 Result<double> median_ping_us(driver::QueuePair& pair) {
@@ -59,7 +60,7 @@ Result<void> examine(driver::QueuePair& pair, const std::string& locator,
   if (const uint64_t lines = counters->poisoned_lines; lines > 0)
     findings.push_back({Level::HINT, subject,
                         fmt::format("its device has poison on {} lines of 64 bytes", lines),
-                        "it reads the blocks there no more",
+                        "requests that read these lines fail, or leave the block out",
                         fmt::format("bowhead device poison {}  # lists them", locator)});
   const std::string answers =
       fmt::format("its device answers in {:.1f} us (firmware {})", *ping_us, identity->firmware);
@@ -67,9 +68,14 @@ Result<void> examine(driver::QueuePair& pair, const std::string& locator,
     findings.push_back({Level::OK, subject, answers, "", ""});
   else
     findings.push_back({Level::HINT, subject, answers,
-                        "less than 10 us is usual: it waits for a core",
-                        "give it cores of its own, with taskset or numactl"});
+                        "less than 10 us is usual: it waits for a core, or does other work",
+                        "give it cores of its own, with taskset or numactl, or more --threads"});
   return {};
+}
+
+bool is_served(Pool& pool) {
+  auto window = Window::open(pool);
+  return window && window->has_device();
 }
 
 }  // namespace
@@ -80,15 +86,21 @@ std::vector<Finding> examine_device(Pool& pool, const std::string& locator) {
   const auto pair = driver::QueuePair::open(pool, driver::kSmallQueuePair);
   const auto asked = pair ? examine(**pair, locator, subject, findings) : pair.error();
   if (asked) return findings;
-  if (asked.status() == Status::DEVICE_LOST)
-    findings.push_back({Level::HINT, subject, "no device answers",
-                        "computations take place in the processes that ask for them, or fail there "
-                        "where only a device is wanted",
-                        "bowhead device serve " + locator});
-  else
+  if (asked.status() != Status::DEVICE_LOST)
     findings.push_back({Level::UNKNOWN, subject,
                         "its device cannot be asked: " + asked.error().message(),
-                        "it may not answer others either", ""});
+                        "nothing is known of its health", ""});
+  else if (is_served(pool))
+    findings.push_back({Level::PROBLEM, subject, "its device does not answer",
+                        "each computation waits for it, and then fails or takes place in the "
+                        "process that asks",
+                        "end the process `bowhead device serve " + locator +
+                            "`, which hangs or is stopped, and start it anew"});
+  else
+    findings.push_back({Level::HINT, subject, "it has no device",
+                        "computations take place in the processes that ask for them; requests that "
+                        "require a device fail",
+                        "bowhead device serve " + locator});
   return findings;
 }
 

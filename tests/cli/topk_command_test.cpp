@@ -95,7 +95,7 @@ TEST_F(TopKCommand, TheDeviceFindsTheSame) {
     EXPECT_NE(found.find(part), std::string::npos) << found;
   };
   EXPECT_EQ(device_finding(),
-            "hint: no device answers (bowhead device serve " + shm_locator() + ");");
+            "hint: it has no device (bowhead device serve " + shm_locator() + ");");
   const auto answers = [&] { return run({"device", "ping", shm_locator()}).code == 0; };
   for (int life = 0; life < 2; ++life) {
     Running serves({"device", "serve", shm_locator()});
@@ -110,6 +110,8 @@ TEST_F(TopKCommand, TheDeviceFindsTheSame) {
     EXPECT_EQ(
         json_of(run({"device", "ping", shm_locator(), "--count", "20", "--json"}))["commands"], 20);
     if (life == 0) {
+      serves.signal(SIGSTOP);
+      expect_finding("problem: its device does not answer");
       serves.signal(SIGKILL);
       EXPECT_EQ(serves.wait(10), 128 + SIGKILL);
       EXPECT_EQ(topk(device).code, 3);

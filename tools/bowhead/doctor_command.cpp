@@ -18,7 +18,8 @@ namespace {
 constexpr const char* kFooter = R"(
 Looks at the kernel and its drivers, CXL devices, their regions and dax devices, NUMA nodes, media
 errors, huge pages, limits, GPU and clock, with --pool at a pool's device, and names what is missing
-or set wrongly: what it is, why it matters, and the command that mends it. Nothing is changed.
+or set wrongly: what it is, why it matters, and the command that mends it. Nothing is changed, but
+--pool opens the pool as a process that uses it does.
 
   problem  something cannot work
   hint     works, and could work better, or for more users
@@ -79,7 +80,7 @@ void add_pool(const std::string& locator, std::vector<shim::Finding>& findings) 
   if (!pool) {
     findings.push_back({shim::Level::PROBLEM, "pool " + locator,
                         "it cannot be opened: " + pool.error().message(),
-                        "nothing can be stored there or read", ""});
+                        "this user can neither store there nor read", ""});
     return;
   }
   for (shim::Finding& finding : shim::examine_device(*pool, locator))
