@@ -152,10 +152,10 @@ class Device::Impl final : private MailboxDevice {
   }
 
   bool look_at_all() {
-    if (looks_++ % kLooksOfTime == 0) keep_up();
     // A device whose host is declared dead writes nothing more, as a process that commits blocks.
     const Status standing = window_.standing();
     if (standing != Status::OK) why_ = pool_.explain(standing);
+    if (why_ && looks_++ % kLooksOfTime == 0) keep_up();
     if (!why_) stopping_ = true;
     if (stopping_) return false;
     bool some = end_tasks();

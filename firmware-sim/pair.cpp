@@ -25,6 +25,13 @@ Pair::Pair(Window& window, Areas& areas, uint32_t host, uint32_t number)
       channel_(window.access(), window.completions(host, number), window.commands(host, number),
                BH_DEVICE_QUEUE_BYTES) {
   channel_.open();
+  // What was sent before this session: the device before may have carried it out, and a mailbox
+  // command must not be carried out twice. Who still wants it sees the session, and asks again.
+  for (size_t left = channel_.slots(); left > 0;) {
+    const size_t taken = channel_.poll(commands_);
+    if (taken == 0) break;
+    left -= std::min(left, taken);
+  }
 }
 
 std::span<const Message> Pair::take() {
@@ -95,10 +102,11 @@ bool Pair::has_lost_its_process() const {
 }
 
 void Pair::free_if_idle(uint64_t now_ns, uint64_t idle_ns) {
-  if (std::exchange(is_used_, false))
+  const bool is_under_way = area_.use_count() > 1;  // a task has it
+  if (std::exchange(is_used_, false) || is_under_way)
     used_ns_ = now_ns;
   else if (now_ns - used_ns_ >= idle_ns)
-    area_.reset();  // a task that is under way keeps it
+    area_.reset();
 }
 
 void Pair::let_go() {

@@ -42,8 +42,9 @@ class Pair {
   /// The process is gone: nothing of it is pending any more. Of other hosts it counts as there.
   bool has_lost_its_process() const;
   void let_go();
-  /// Gives back an area that no command has used for so long: its process may be gone, also one of
-  /// another machine. The next command that needs one is CLOSED, and its process attaches again.
+  /// Frees the area if no command has come, and none was under way, for so long: its process may be
+  /// gone, also one of another machine. The next command that needs one is CLOSED, and its process
+  /// attaches again.
   void free_if_idle(uint64_t now_ns, uint64_t idle_ns);
 
  private:

@@ -19,6 +19,7 @@
 #include "firmware-sim/timing.h"
 #include "firmware-sim/wire.h"
 #include "ndp/engine.h"
+#include "ndp/injector.h"
 #include "pool/window.h"
 #include "tests/device/engine_fixture.h"
 
@@ -133,8 +134,47 @@ TEST_F(DeviceTest, IsNotForTheChildOfAFork) {
   EXPECT_TRUE((*pair)->run(request, answer.room()));
 }
 
+TEST_F(DeviceTest, DoesNoCommandOfTheDeviceBefore) {
+  const auto pair = QueuePair::open(pool());
+  ASSERT_TRUE(pair);
+  driver::MailboxClient mailbox(**pair);
+  const auto poisoned = [&] { return mailbox.poison_list(0, 1 << 20).value().records.size(); };
+  {
+    const DeviceThread device(pool_.locator());
+    ASSERT_TRUE((*pair)->ping());  // it knows the pair now, and the pair it
+    ASSERT_TRUE(mailbox.inject_poison(4096));
+    EXPECT_EQ(poisoned(), 1u);
+  }
+  const DeviceThread device(pool_.locator());
+  ASSERT_TRUE((*pair)->ping());
+  EXPECT_EQ(poisoned(), 0u);
+}
+
+// While a job is under way a pair is not idle, however long that takes.
+TEST_F(DeviceTest, KeepsTheAreaOfAPairWithAJob) {
+  ndp::ProcessEngine process;
+  ndp::Injector injector(process,
+                         {{.kind = ndp::Fault::Kind::DELAY, .count = 1, .delay_ms = 3000}});
+  DeviceThread device(pool_.locator(), {.engine = &injector, .idle_ms = 1});
+  LeasedSequence sequence(pool(), "plain", CompressionProfile::NONE, {300, 40, 16});
+  const Request request = requests(sequence)[3];
+  const auto pair = QueuePair::open(pool());
+  ASSERT_TRUE(pair);
+  Answer late(request), answer(request);
+  ndp::Job job{request, late.room()};
+  (*pair)->submit(job);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(2500);
+  while (!(*pair)->poll(job) && std::chrono::steady_clock::now() < end)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_TRUE((*pair)->run(request, answer.room()));
+  (*pair)->wait(job);
+  EXPECT_TRUE(*job.answer);
+  EXPECT_EQ(late, answer);
+  EXPECT_EQ(device.device().counters().refused, 0u);
+}
+
 // Also of a process that is on another machine, and dead.
-TEST_F(DeviceTest, FreesMemoryForAnswersOfWhoAsksNothing) {
+TEST_F(DeviceTest, FreesTheAreaOfAnIdlePair) {
   DeviceThread device(pool_.locator(), {.idle_ms = 1});
   LeasedSequence sequence(pool(), "plain", CompressionProfile::NONE, {300, 40, 16});
   const auto all = requests(sequence);
