@@ -9,6 +9,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+/// A device that does not run is lost within a fraction of this.
+constexpr uint64_t kHangsMs = 1000, kShunnedNs = 10'000'000'000;
+
 uint64_t now_ns() {
   return static_cast<uint64_t>(std::chrono::nanoseconds(Clock::now().time_since_epoch()).count());
 }
@@ -38,8 +41,12 @@ void ProcessEngine::submit(std::span<Job> jobs) {
 }
 
 void FallbackEngine::submit(std::span<Job> jobs) {
-  for (Job& job : jobs) job.submitted_ns = now_ns();
-  first_->submit(jobs);
+  const uint64_t submitted_ns = now_ns();
+  for (Job& job : jobs) job.submitted_ns = submitted_ns;
+  if (submitted_ns < shunned_until_ns_.load(std::memory_order_relaxed))
+    process_.submit(jobs);
+  else
+    first_->submit(jobs);
 }
 
 bool FallbackEngine::poll(Job& job) {
@@ -57,8 +64,10 @@ void FallbackEngine::wait(Job& job) {
 void FallbackEngine::finish(Job& job) {
   const Status status = job.answer->status();
   if (status != Status::DEVICE_LOST && status != Status::LIMIT_REACHED) return;
-  const uint64_t limit_ms = job.time_limit_ms,
-                 waited_ms = (now_ns() - job.submitted_ns) / 1'000'000;
+  const uint64_t now = now_ns(), limit_ms = job.time_limit_ms,
+                 waited_ms = (now - job.submitted_ns) / 1'000'000;
+  if (status == Status::DEVICE_LOST && waited_ms >= kHangsMs)
+    shunned_until_ns_.store(now + kShunnedNs, std::memory_order_relaxed);
   if (limit_ms != 0 && waited_ms >= limit_ms) {
     job.answer = Status::TIMED_OUT;
     return;

@@ -3,6 +3,7 @@
 // by the time it takes.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -47,7 +48,8 @@ class Engine {
   /// does them here.
   virtual void submit(std::span<Job> jobs) = 0;
   void submit(Job& job) { submit({&job, 1}); }
-  /// Whether a job is done, without waiting. Jobs make progress when any of them is asked for.
+  /// Whether a job is done, as one that has an answer is, without waiting. Jobs make progress when
+  /// any of them is asked for.
   virtual bool poll(Job& job) = 0;
   /// Waits until it is done.
   virtual void wait(Job& job) = 0;
@@ -75,7 +77,8 @@ class ProcessEngine final : public Engine {
 };
 
 /// Has another engine do the jobs, and does those that the other cannot, since its device does not
-/// answer or it has no room for them, in the thread that polls or waits.
+/// answer or it has no room for them, in the thread that polls or waits. After a device that took a
+/// second or more to be lost, as one that hangs, the other is not asked for ten seconds.
 class FallbackEngine final : public Engine {
  public:
   using Engine::submit;
@@ -91,6 +94,7 @@ class FallbackEngine final : public Engine {
 
   const std::unique_ptr<Engine> first_;
   ProcessEngine process_;
+  std::atomic<uint64_t> shunned_until_ns_{0};  ///< the first one
 };
 
 }  // namespace bowhead::ndp

@@ -116,8 +116,10 @@ bool Injector::finish(Job& job, const Faulty& faulty) {
       return now_ns() >= faulty.until_ns && of_.poll(job);
     default:
       if (!of_.poll(job)) return false;
+      // A high bit of a number, wherever a float ends: a low one may pass for rounding.
       if (*job.answer && !job.room.first.empty())
-        job.room.first[job.room.first.size() / 2] ^= std::byte{0x10};
+        job.room.first[std::min(job.room.first.size() / 2 | 3, job.room.first.size() - 1)] ^=
+            std::byte{0x10};
       return true;
   }
 }
