@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The replay on small pools: its report, that it finds wrong bytes, and its errors for bad input.
+#include <chrono>
 #include <cmath>
 #include <set>
 
@@ -180,8 +181,11 @@ TEST_F(ReplayNdp, StepsOnADeviceAreRight) {
   EXPECT_GT(of["mass"], 0);
   EXPECT_LT(of["mass"], 1);
   // For each layer the best keys, and the values of two heads.
-  EXPECT_EQ(of["requests_device"], 6 * 2 * (1 + 2));
-  EXPECT_EQ(of["requests_process"], 0);
+  EXPECT_EQ(of["computed_device"], 6 * 2 * (1 + 2));
+  EXPECT_EQ(of["computed_process"], 0);
+  EXPECT_EQ(of["requests"], 3);
+  EXPECT_EQ(of["requests_shortened"], 0);
+  EXPECT_EQ(of["requests_without"], 0);
   EXPECT_EQ(of["measured"]["count"], 6);
   EXPECT_DOUBLE_EQ(of["restore_bytes_per_token"].get<double>() * 15,
                    7 * json["block_bytes"].get<double>());
@@ -216,13 +220,44 @@ TEST_F(ReplayNdp, OneStepMayTakeAllKeys) {
 
 TEST_F(ReplayNdp, WrongAnswersOfADeviceAreFound) {
   create(shm_locator(), "32M");
-  Running serves({"device", "serve", shm_locator(), "--inject", "corrupt:2"});
+  // Each computation alone, and all: best keys and values of two layers, of two heads.
+  for (const std::string fault : {"corrupt:1:1", "corrupt:2:1", "corrupt:3:1", "corrupt:1"}) {
+    Running serves({"device", "serve", shm_locator(), "--inject", fault});
+    ASSERT_TRUE(eventually(10, [&] { return run({"device", "ping", shm_locator()}).code == 0; }));
+    const Outcome outcome =
+        replay({path("trace"), "--kv", path("kv"), "--ndp", "--requests", "1", "--json"});
+    EXPECT_EQ(outcome.code, 1) << fault << outcome.err;
+    EXPECT_GE(json_of(outcome)["decode_steps"]["wrong_answers"], fault == "corrupt:1" ? 6 : 1)
+        << fault;
+    serves.signal(SIGTERM);
+    EXPECT_EQ(serves.wait(10), 0);
+  }
+}
+
+TEST_F(ReplayNdp, ADeviceThatHangsDelaysLittle) {
+  create(shm_locator(), "32M");
+  Running serves({"device", "serve", shm_locator()});
   ASSERT_TRUE(eventually(10, [&] { return run({"device", "ping", shm_locator()}).code == 0; }));
-  const Outcome outcome = replay({path("trace"), "--kv", path("kv"), "--ndp", "--json"});
-  EXPECT_EQ(outcome.code, 1) << outcome.err;
-  EXPECT_GT(json_of(outcome)["decode_steps"]["wrong_answers"], 0);
-  serves.signal(SIGTERM);
-  EXPECT_EQ(serves.wait(10), 0);
+  serves.signal(SIGSTOP);
+  const auto begun = std::chrono::steady_clock::now();
+  const auto json = json_of(replay({path("trace"), "--kv", path("kv"), "--ndp", "--json"}));
+  // Once ten seconds, not for each of the twelve times that a step waits.
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(60));
+  EXPECT_EQ(json["good"], true);
+  EXPECT_EQ(json["decode_steps"]["computed_device"], 0);
+  EXPECT_EQ(json["decode_steps"]["steps"], 3);
+  serves.signal(SIGKILL);
+}
+
+TEST_F(ReplayNdp, RequestsWithoutBlocksAreCounted) {
+  write("trace",
+        "{\"timestamp\": 0, \"input_length\": 100, \"output_length\": 0, \"hash_ids\": []}\n"
+        "{\"timestamp\": 0, \"input_length\": 900, \"output_length\": 0, \"hash_ids\": [1, 2]}\n");
+  const auto json = json_of(steps({"--kv", path("kv"), "--json"}));
+  const auto of = json["decode_steps"];
+  EXPECT_EQ(of["requests"], 1);
+  EXPECT_EQ(of["requests_without"], 1);
+  EXPECT_TRUE(of["restore_bytes_per_token"].is_null()) << of;
 }
 
 TEST_F(ReplayNdp, SyntheticTensorsAreNamedSo) {
@@ -230,6 +265,14 @@ TEST_F(ReplayNdp, SyntheticTensorsAreNamedSo) {
   ASSERT_EQ(outcome.code, 0) << outcome.err << outcome.out;
   EXPECT_NE(outcome.out.find("say nothing about a model"), std::string::npos) << outcome.out;
   EXPECT_NE(outcome.out.find("modelled, not measured"), std::string::npos) << outcome.out;
+  // Columns stand under their headings.
+  const size_t headings = outcome.out.find("MODELLED DEVICE");
+  const size_t row = outcome.out.find("\ncxl-pnm ") + 1;
+  const auto column = [&](size_t line, const char* text) {
+    return outcome.out.find(text, line) - line;
+  };
+  EXPECT_EQ(column(headings, "SEARCHES"), column(row, "device")) << outcome.out;
+  EXPECT_EQ(column(headings, "FASTER\n") + 6, column(row, " x\n") + 2) << outcome.out;
 }
 
 TEST_F(ReplayNdp, RefusesWhatIsNoSetOfTensors) {
@@ -239,8 +282,12 @@ TEST_F(ReplayNdp, RefusesWhatIsNoSetOfTensors) {
     EXPECT_NE(outcome.err.find(part), std::string::npos) << outcome.err;
     EXPECT_EQ(run({"pool", "info", shm_locator()}).code, 3) << "nothing was created";
   };
+  const std::string good = read("kv/k");
+  write("kv/k", good.substr(2) + "\x80\x7f");
+  refused("number 65535 of its keys is not finite");
+  write("kv/k", good);
   write("kv/qpos.u32.bin", std::string("\0\2\0\0", 4));
-  refused("at 1 positions");
+  refused("qpos.u32.bin has 1 positions");
   write("kv/q", "short");
   refused("it has 5 bytes");
   write("kv/meta.json", R"({"files": {}})");

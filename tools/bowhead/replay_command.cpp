@@ -99,6 +99,9 @@ replay::ReplayOptions options_of(const Arguments& arguments, const replay::Model
 }
 
 int run(const Arguments& arguments) {
+  if (arguments.options.decode.bytes_per_token > 0 && arguments.profile == "none")
+    return fail({Status::INVALID_ARGUMENT,
+                 "--budget is for compressed blocks: give --compress another profile than none"});
   if (arguments.options.hosts != 0 && arguments.options.host != kAnyHost)
     return fail({Status::INVALID_ARGUMENT, "--hosts acts as hosts 0 and up: omit --host"});
   const auto trace = make_trace(arguments);
@@ -156,12 +159,12 @@ With --compress, the hit rate is compared with caches of this pool's size withou
 difference is the gain of compression.)";
 
 void add_ndp_options(CLI::App& command, Arguments& a, CLI::Option& block_bytes,
-                     CLI::Option& channels) {
+                     CLI::Option& channels, CLI::Option& compress) {
   auto* ndp = command
                   .add_flag("--ndp", a.ndp,
                             "Also generate tokens with keys and values that stay in the pool: its "
-                            "device finds the best keys, and hands over their values; blocks are "
-                            "those of the model whose tensors --kv has, or synthetic ones")
+                            "device finds the best keys, and hands over their values; blocks hold "
+                            "the tensors in --kv, or synthetic ones")
                   ->excludes(&block_bytes)
                   ->excludes(&channels);
   add_number(command, "--steps", a.options.decode.steps,
@@ -171,8 +174,11 @@ void add_ndp_options(CLI::App& command, Arguments& a, CLI::Option& block_bytes,
              {1, ndp::TopK::kMaxK})
       ->needs(ndp);
   add_real(command, "--budget", a.options.decode.bytes_per_token,
-           "Find by estimates from about so many bytes for each token (default: exactly)", {0, 1e6})
-      ->needs(ndp);
+           "Read about this many bytes per token and estimate scores, of compressed blocks "
+           "(default: exact search)",
+           {0, 1e6})
+      ->needs(ndp)
+      ->needs(&compress);
 }
 
 }  // namespace
@@ -215,7 +221,7 @@ void add_replay_command(CLI::App& app, Action& action, const std::string& comman
                               "Channels of a token in --kv, 1 to 65535, for --compress", {1, 65535})
                        ->needs(compress)
                        ->capture_default_str();
-  add_ndp_options(*command, *a, *block_bytes, *channels);
+  add_ndp_options(*command, *a, *block_bytes, *channels, *compress);
   auto* create = add_size(*command, "--create", a->create_bytes,
                           "Create the pool with this size, and destroy it afterwards");
   command->add_flag("--keep", a->keep, "Keep the pool that --create made")->needs(create);

@@ -184,50 +184,40 @@ Json steps_json(const ReplayRun& run) {
           {"bytes_per_token", run.options.decode.bytes_per_token},
           {"steps", steps.steps},
           {"steps_lapsed", steps.steps_lapsed},
+          {"steps_damaged", steps.steps_damaged},
+          {"requests", steps.requests_served},
+          {"requests_shortened", steps.requests_shortened},
+          {"requests_without", steps.requests_without},
           {"context_tokens", per(steps.context_tokens, steps.steps)},
           {"context_bytes", per(steps.context_bytes, steps.steps)},
           {"read_bytes", per(steps.read_bytes, steps.steps)},
-          {"restore_bytes_per_token", per(steps.restore_bytes, steps.output_tokens)},
+          {"restore_bytes_per_token",
+           steps.output_tokens == 0 ? Json() : Json(per(steps.restore_bytes, steps.output_tokens))},
           {"recall", per(steps.recall, steps.queries)},
           {"mass", per(steps.mass, steps.queries)},
           {"wrong_answers", steps.wrong_answers},
-          {"requests_device", steps.requests_device},
-          {"requests_process", steps.requests_process},
+          {"computed_device", steps.computed_device},
+          {"computed_process", steps.computed_process},
           {"measured", latency_json(steps.time)},
           {"modelled", modelled}};
 }
 
-std::string steps_text(const ReplayRun& run) {
+std::string found_text(const ReplayRun& run) {
   const replay::StepStats& steps = run.report.steps;
   const replay::StepOptions& options = run.options.decode;
-  Fields fields;
-  fields.add("decode steps",
-             fmt::format("{}, each about {:.0f} tokens before it ({}), {} given up as blocks were "
-                         "evicted",
-                         grouped(steps.steps), per(steps.context_tokens, steps.steps),
-                         human_bytes(static_cast<uint64_t>(per(steps.context_bytes, steps.steps))),
-                         grouped(steps.steps_lapsed)));
-  fields.add("found",
-             fmt::format("{} tokens for each query, {}; recall {:.4f}, attention mass "
-                         "{:.4f}{}",
-                         options.k,
-                         options.bytes_per_token == 0
-                             ? std::string("exactly")
-                             : fmt::format("from {} bytes a token", options.bytes_per_token),
-                         per(steps.recall, steps.queries), per(steps.mass, steps.queries),
-                         run.options.model->captured
-                             ? ""
-                             : " (synthetic tensors: they say nothing about a model)"));
-  fields.add("answered",
-             fmt::format("{} requests by the device, {} in the workers; {} wrong",
-                         grouped(steps.requests_device), grouped(steps.requests_process),
-                         grouped(steps.wrong_answers)));
-  fields.add("read",
-             fmt::format("{} next to the memory for a step, which took {} (median) here",
-                         human_bytes(static_cast<uint64_t>(per(steps.read_bytes, steps.steps))),
-                         duration_text(steps.time.quantile_ns(500))));
-  Table table(
-      {"MODELLED DEVICE", ">BYTES OVER LINK", ">WITHOUT", ">SHARE", ">US", ">WITHOUT", ">FASTER"});
+  const std::string how = options.bytes_per_token == 0
+                              ? std::string("exactly")
+                              : fmt::format("from {} bytes a token", options.bytes_per_token);
+  return fmt::format(
+      "{} tokens for each query, {}; recall {:.4f}, attention mass {:.4f}{}", options.k, how,
+      per(steps.recall, steps.queries), per(steps.mass, steps.queries),
+      run.options.model->captured ? "" : " (synthetic tensors: they say nothing about a model)");
+}
+
+std::string modelled_text(const ReplayRun& run) {
+  const replay::StepStats& steps = run.report.steps;
+  Table table({"MODELLED DEVICE", "SEARCHES", ">BYTES OVER LINK", ">WITHOUT", ">SHARE", ">US",
+               ">WITHOUT", ">FASTER"});
   for (size_t i = 0; i < device::profiles().size(); ++i) {
     const auto& of = steps.modelled[i];
     const double bytes = per(of.link_bytes, steps.steps),
@@ -240,23 +230,54 @@ std::string steps_text(const ReplayRun& run) {
                fmt::format("{:.1f}", per(of.ns_without, steps.steps) / 1e3),
                fmt::format("{:.1f} x", of.ns == 0 ? 0 : of.ns_without / of.ns)});
   }
-  return fields.text() + table.text() +
-         fmt::format(
-             "for a token; times are modelled, not measured. Without: all keys and values "
-             "come over the link for each token.\nWhere they fit into the memory of the "
-             "GPU, restored once: {} for each of the tokens that the trace's requests "
-             "generate\n",
-             human_bytes(static_cast<uint64_t>(per(steps.restore_bytes, steps.output_tokens))));
+  return table.text() +
+         "per generated token; times are modelled, not measured. Without: all keys and values come "
+         "over the link for each token\n";
 }
 
-std::string hits_text(const ReplayReport& report) {
+std::string steps_text(const ReplayRun& run) {
+  const replay::StepStats& steps = run.report.steps;
+  const auto bytes_per_step = [&](uint64_t sum) {
+    return human_bytes(static_cast<uint64_t>(per(sum, steps.steps)));
+  };
+  Fields fields;
+  fields.add("decode steps",
+             fmt::format("{}, with {:.0f} tokens of context on average ({}); {} abandoned because "
+                         "blocks were evicted, {} because one was damaged",
+                         grouped(steps.steps), per(steps.context_tokens, steps.steps),
+                         bytes_per_step(steps.context_bytes), grouped(steps.steps_lapsed),
+                         grouped(steps.steps_damaged)));
+  fields.add("of requests",
+             fmt::format("{}; {} with leading blocks of the prompt only, and {} "
+                         "without steps: the pool did not have the others",
+                         grouped(steps.requests_served), grouped(steps.requests_shortened),
+                         grouped(steps.requests_without)));
+  if (steps.steps == 0) return fields.text();
+  fields.add("found", found_text(run));
+  fields.add("computed",
+             fmt::format("{} times by the device, {} times in the workers; {} wrong",
+                         grouped(steps.computed_device), grouped(steps.computed_process),
+                         grouped(steps.wrong_answers)));
+  fields.add("read", fmt::format("{} of blocks per step; median time on this machine {}",
+                                 bytes_per_step(steps.read_bytes),
+                                 duration_text(steps.time.quantile_ns(500))));
+  std::string text = fields.text() + modelled_text(run);
+  if (steps.output_tokens > 0)
+    text += fmt::format(
+        "If the prompt fits into GPU memory, restoring it once costs {} per generated token\n",
+        human_bytes(static_cast<uint64_t>(per(steps.restore_bytes, steps.output_tokens))));
+  return text;
+}
+
+std::string hits_text(const ReplayReport& report, bool with_steps) {
   const uint64_t asked = report.total.blocks_asked;
   Table table({"HIT RATE", ">BLOCKS", ">PERCENT"});
   const auto row = [&](const char* name, uint64_t hits) {
     table.add({name, grouped(hits), fmt::format("{:.2f}", percent(hits, asked))});
   };
   row("this pool", report.total.blocks_hit);
-  if (report.after.hosts.size() > 1)
+  // The pool counts the leases of decode steps, too.
+  if (report.after.hosts.size() > 1 && !with_steps)
     row("  of other hosts", report.after.hits_elsewhere - report.before.hits_elsewhere);
   row("ideal LRU", report.lru_hits);
   row("best possible", report.best_hits);
@@ -392,7 +413,8 @@ std::string replay_text(const ReplayRun& run) {
         "models assume an empty one\n",
         grouped(static_cast<uint64_t>(report.before.blocks)), grouped(report.warm_blocks));
   }
-  text += "\n" + hits_text(report) + "\n" + speed_text(report) + "\n" + workers_text(report) + "\n";
+  text += "\n" + hits_text(report, run.options.model != nullptr) + "\n" + speed_text(report) +
+          "\n" + workers_text(report) + "\n";
   if (run.options.model != nullptr) text += steps_text(run) + "\n";
   return text + verdict_text(run);
 }

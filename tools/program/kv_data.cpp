@@ -226,14 +226,21 @@ const KvTensor* find_tensor(const KvSet& set, KvRole role, NumberFormat number) 
 
 Result<void> check_queries(const KvSet& set, const KvTensor& keys, const KvTensor& queries) {
   const auto& at = set.query_positions;
-  const bool fits = queries.layers() == keys.layers() && queries.heads() % keys.heads() == 0 &&
-                    queries.channels() == keys.channels() && at.size() == queries.tokens() &&
-                    *std::max_element(at.begin(), at.end()) < keys.tokens();
-  if (fits) return {};
-  return Error{
-      Status::INVALID_ARGUMENT,
-      fmt::format("{}: queries of [{}] at {} positions are not about keys of [{}]", set.name,
-                  fmt::join(queries.shape, ", "), at.size(), fmt::join(keys.shape, ", "))};
+  std::string why;
+  if (queries.layers() != keys.layers())
+    why = "they have another number of layers";
+  else if (queries.heads() % keys.heads() != 0)
+    why = "the number of query heads is no multiple of that of key heads";
+  else if (queries.channels() != keys.channels())
+    why = "they have other channels";
+  else if (at.size() != queries.tokens())
+    why = fmt::format("qpos.u32.bin has {} positions", at.size());
+  else if (const uint32_t last = *std::max_element(at.begin(), at.end()); last >= keys.tokens())
+    why = fmt::format("position {} lies behind the last token", last);
+  if (why.empty()) return {};
+  return Error{Status::INVALID_ARGUMENT,
+               fmt::format("{}: queries of [{}] do not go with keys of [{}]: {}", set.name,
+                           fmt::join(queries.shape, ", "), fmt::join(keys.shape, ", "), why)};
 }
 
 double find_rotary_base(const KvTensor& keys) {

@@ -59,7 +59,7 @@ Result<std::vector<KvSet>> read_kv_data(const std::string& folder);
 
 /// Keys and values with the statistics of captured ones: channels of different sizes, keys around a
 /// mean that rotates by rotary position embedding, a head of values where tokens repeat. Queries
-/// are bf16, and like keys; whom they attend to says nothing about models. The same in every run.
+/// are bf16, and like keys: their attention says nothing about models. The same in every run.
 KvSet make_kv_data();
 
 /// Null: the set has none.

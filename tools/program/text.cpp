@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <array>
 
+#include "base/assert.h"
+
 namespace bowhead::cli {
 
 constexpr std::string_view kHex = "hex:";
@@ -107,6 +109,11 @@ std::string Fields::text() const {
   std::string text;
   for (const auto& [name, value] : rows_) text += fmt::format("{:<{}}  {}\n", name, width, value);
   return text;
+}
+
+void Table::add(std::vector<std::string> cells) {
+  BOWHEAD_ASSERT(cells.size() == rows_[0].size());
+  rows_.push_back(std::move(cells));
 }
 
 std::string Table::text() const {

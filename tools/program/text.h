@@ -55,7 +55,8 @@ class Fields {
 class Table {
  public:
   explicit Table(std::vector<std::string> headings) : rows_{std::move(headings)} {}
-  void add(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+  /// As many as there are headings (asserted).
+  void add(std::vector<std::string> cells);
   std::string text() const;
 
  private:

@@ -20,7 +20,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr uint64_t kLeaseMs = 60'000;
-constexpr uint64_t kScoresAtOnce = uint64_t{1} << 24;
 
 /// Of two rows of floats. Sums of eight, which compilers keep in vectors.
 float dot(const float* a, const float* b, uint32_t channels) {
@@ -34,21 +33,28 @@ float dot(const float* a, const float* b, uint32_t channels) {
   return sum;
 }
 
-float length_of(const float* row, uint32_t channels) { return std::sqrt(dot(row, row, channels)); }
+double length_of(const float* row, uint32_t channels) {
+  double sum = 0;
+  for (uint32_t c = 0; c < channels; ++c) sum += double{row[c]} * row[c];
+  return std::sqrt(sum);
+}
 
 }  // namespace
 
 void StepStats::merge(const StepStats& other) {
   steps += other.steps;
   steps_lapsed += other.steps_lapsed;
-  contexts += other.contexts;
+  steps_damaged += other.steps_damaged;
+  requests_served += other.requests_served;
+  requests_shortened += other.requests_shortened;
+  requests_without += other.requests_without;
   context_tokens += other.context_tokens;
   context_bytes += other.context_bytes;
   output_tokens += other.output_tokens;
   restore_bytes += other.restore_bytes;
   read_bytes += other.read_bytes;
-  requests_device += other.requests_device;
-  requests_process += other.requests_process;
+  computed_device += other.computed_device;
+  computed_process += other.computed_process;
   searches += other.searches;
   queries += other.queries;
   recall += other.recall;
@@ -141,83 +147,67 @@ Result<void> DecodeSteps::serve(std::span<const uint64_t> ids, uint64_t output_t
   for (const uint64_t id : ids) texts.push_back(block_key_text(id));
   const std::vector<std::string_view> keys(texts.begin(), texts.end());
   auto prefix = pool_.acquire_prefix(namespace_id_, keys, kLeaseMs);
-  if (prefix.status() == Status::LIMIT_REACHED) return {};  // others hold all leases that there are
-  if (!prefix) return prefix.error();
-  Leases leases(pool_, std::move(prefix->leases));
-  if (leases.all().empty()) return {};
-
+  // LIMIT_REACHED: others hold all leases that there are.
+  if (!prefix && prefix.status() != Status::LIMIT_REACHED) return prefix.error();
+  Leases leases(pool_, prefix ? std::move(prefix->leases) : std::vector<Lease>());
   pending_ = {};
   blocks_.clear();
   stored_bytes_ = 0;
   for (const Lease& lease : leases.all()) {
-    if (lease.length_bytes != data_.block_bytes()) return {};  // the restore has found it wrong
+    if (lease.length_bytes != data_.block_bytes()) break;  // the restore has found it wrong
     blocks_.push_back(
         driver::stored_block(lease, static_cast<uint32_t>(blocks_.size() * kBlockTokens)));
     stored_bytes_ += lease.stored_bytes;
   }
+  if (blocks_.empty()) {
+    ++stats_.requests_without;
+    return {};
+  }
   tokens_ = blocks_.size() * kBlockTokens;
   Random random(seed);
-  const Result<void> done = take_steps(ids.first(blocks_.size()), random);
+  Result<void> done;
+  for (uint32_t step = 0; step < options_.steps && done; ++step)
+    done = take_step(static_cast<uint32_t>(random.below(data_.query_count)), ids);
   const Status released = leases.release();
   if (released == Status::LAPSED || done.status() == Status::LAPSED) {
     stats_.steps_lapsed += options_.steps;
     return {};
   }
+  if (done.status() == Status::DAMAGED || done.status() == Status::MEDIA_ERROR) {
+    stats_.steps_damaged += options_.steps;
+    return {};
+  }
   if (released != Status::OK) return released;
   if (!done) return done;
-  pending_.contexts = 1;
+  pending_.requests_served = 1;
+  pending_.requests_shortened = blocks_.size() < ids.size();
   pending_.output_tokens = output_tokens;
   pending_.restore_bytes = stored_bytes_;
   stats_.merge(pending_);
   return {};
 }
 
-Result<void> DecodeSteps::take_steps(std::span<const uint64_t> ids, Random& random) {
-  const uint64_t scores = uint64_t{data_.layout.layers} * data_.query_heads * tokens_;
-  const uint64_t at_once = std::max<uint64_t>(kScoresAtOnce / scores, 1);
-  for (uint64_t left = options_.steps; left > 0; left -= queries_.size()) {
-    queries_.resize(std::min(left, at_once));
-    for (uint32_t& query : queries_) query = static_cast<uint32_t>(random.below(data_.query_count));
-    score_exactly(ids);
-    for (uint32_t step = 0; step < queries_.size(); ++step) {
-      if (auto taken = take_step(step, ids); !taken) return taken;
-    }
-  }
-  return {};
-}
-
-std::span<float> DecodeSteps::exact_scores(uint32_t step, uint32_t layer, uint32_t query_head) {
-  const size_t row = (size_t{step} * data_.layout.layers + layer) * data_.query_heads + query_head;
-  return std::span(exact_).subspan(row * tokens_, tokens_);
-}
-
-void DecodeSteps::score_exactly(std::span<const uint64_t> ids) {
-  exact_.resize(queries_.size() * data_.layout.layers * data_.query_heads * tokens_);
-  longest_key_.assign(size_t{data_.layout.layers} * data_.layout.heads, 0);
-  for (uint32_t layer = 0; layer < data_.layout.layers; ++layer) {
-    for (uint32_t head = 0; head < data_.layout.heads; ++head) score_head(ids, layer, head);
-  }
-}
-
-void DecodeSteps::score_head(std::span<const uint64_t> ids, uint32_t layer, uint32_t head) {
+void DecodeSteps::score_exactly(uint32_t query, uint32_t layer, std::span<const uint64_t> ids) {
   const uint32_t channels = data_.layout.key_channels;
-  const KvRows rows = rows_of(data_.layout, kBlockTokens, layer, 0, head);
-  slice_.resize(kBlockTokens * rows.row_bytes);
-  keys_.resize(kBlockTokens * channels);
-  float& longest = longest_key_[layer * data_.layout.heads + head];
-  for (size_t block = 0; block < ids.size(); ++block) {
-    content_.fill(ids[block], slice_.data(), slice_.size(), rows.offset_bytes);
-    for (size_t i = 0; i < keys_.size(); ++i) {
-      uint16_t word;
-      std::memcpy(&word, &slice_[2 * i], 2);
-      keys_[i] = ndp::from_bf16(word);
-    }
-    for (uint32_t t = 0; t < kBlockTokens; ++t)
-      longest = std::max(longest, length_of(&keys_[size_t{t} * channels], channels));
-    for (uint32_t step = 0; step < queries_.size(); ++step) {
-      const auto queries = data_.queries_of(queries_[step], layer);
+  const auto queries = data_.queries_of(query, layer);
+  exact_.resize(size_t{data_.query_heads} * tokens_);
+  longest_key_.assign(data_.layout.heads, 0);
+  for (uint32_t head = 0; head < data_.layout.heads; ++head) {
+    const KvRows rows = rows_of(data_.layout, kBlockTokens, layer, 0, head);
+    slice_.resize(kBlockTokens * rows.row_bytes);
+    keys_.resize(kBlockTokens * channels);
+    for (size_t block = 0; block < blocks_.size(); ++block) {
+      content_.fill(ids[block], slice_.data(), slice_.size(), rows.offset_bytes);
+      for (size_t i = 0; i < keys_.size(); ++i) {
+        uint16_t word;
+        std::memcpy(&word, &slice_[2 * i], 2);
+        keys_[i] = ndp::from_bf16(word);
+      }
+      for (uint32_t t = 0; t < kBlockTokens; ++t)
+        longest_key_[head] =
+            std::max(longest_key_[head], length_of(&keys_[size_t{t} * channels], channels));
       for (uint32_t q = head * data_.group(); q < (head + 1) * data_.group(); ++q) {
-        float* const out = exact_scores(step, layer, q).data() + block * kBlockTokens;
+        float* const out = exact_scores(q).data() + block * kBlockTokens;
         for (uint32_t t = 0; t < kBlockTokens; ++t)
           out[t] =
               scale_ * dot(&queries[size_t{q} * channels], &keys_[size_t{t} * channels], channels);
@@ -226,17 +216,18 @@ void DecodeSteps::score_head(std::span<const uint64_t> ids, uint32_t layer, uint
   }
 }
 
-Result<void> DecodeSteps::take_step(uint32_t step, std::span<const uint64_t> ids) {
+Result<void> DecodeSteps::take_step(uint32_t query, std::span<const uint64_t> ids) {
   Models models;
   uint64_t taken_ns = 0;
   for (uint32_t layer = 0; layer < data_.layout.layers; ++layer) {
     Layer of;
     const Clock::time_point start = Clock::now();
-    if (auto found = find(step, layer, of); !found) return found;
+    if (auto found = find(query, layer, of); !found) return found;
     if (auto gathered = gather(layer, of); !gathered) return gathered;
     taken_ns += static_cast<uint64_t>(
         std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count());
-    check_hits(step, layer, of);
+    score_exactly(query, layer, ids);
+    check_hits(query, layer, of);
     check_values(layer, of, ids);
     if (auto modelled = model(of, models); !modelled) return modelled;
   }
@@ -254,16 +245,16 @@ Result<void> DecodeSteps::take_step(uint32_t step, std::span<const uint64_t> ids
 Result<void> DecodeSteps::finish(ndp::Job& job) {
   engine_->wait(job);
   if (!*job.answer) return job.answer->error();
-  ++(job.was_elsewhere ? pending_.requests_device : pending_.requests_process);
+  ++(job.was_elsewhere ? pending_.computed_device : pending_.computed_process);
   pending_.read_bytes += (*job.answer)->bytes;
   return {};
 }
 
-Result<void> DecodeSteps::find(uint32_t step, uint32_t layer, Layer& of) {
+Result<void> DecodeSteps::find(uint32_t query, uint32_t layer, Layer& of) {
   ndp::Request& request = of.find.request;
   request.operation = ndp::Operation::TOP_K;
   request.heads = {blocks_, layer, 0, data_.layout.heads, ndp::Unreadable::REFUSE};
-  request.queries.values = data_.queries_of(queries_[step], layer);
+  request.queries.values = data_.queries_of(query, layer);
   request.queries.count = data_.group();
   request.queries.scale = scale_;
   request.k = static_cast<uint32_t>(std::min<uint64_t>(options_.k, tokens_));
@@ -303,41 +294,47 @@ Result<void> DecodeSteps::gather(uint32_t layer, Layer& of) {
   return all;
 }
 
-/// Exact answers are right if each score is, and no token outside has a higher one. Estimates are
-/// only measured.
-void DecodeSteps::check_hits(uint32_t step, uint32_t layer, const Layer& of) {
+/// An answer has k tokens, none twice, the best first. An exact one is right if each score is, and
+/// no token outside has a higher one, as far as the tolerance of scores lets that be known. Of
+/// estimates no more is known.
+void DecodeSteps::check_hits(uint32_t query, uint32_t layer, const Layer& of) {
   const uint32_t channels = data_.layout.key_channels, k = of.find.request.k;
+  const bool is_exact = options_.bytes_per_token == 0;
   std::vector<float> order;
   for (uint32_t q = 0; q < data_.query_heads; ++q) {
-    const auto exact = exact_scores(step, layer, q);
-    const auto query = data_.queries_of(queries_[step], layer).subspan(q * channels, channels);
-    const float longest = longest_key_[layer * data_.layout.heads + q / data_.group()];
-    // Of both computations, by ndp/operations.h: the sum of |q k| is at most this product.
-    const float tolerance =
-        2 * ndp::kScoreTolerance * scale_ * length_of(query.data(), channels) * longest;
+    const auto exact = exact_scores(q);
+    const auto row = data_.queries_of(query, layer).subspan(size_t{q} * channels, channels);
+    // Of both computations, by ndp/operations.h: the sum of |q k| is at most the product of their
+    // lengths. Below 2^-100 floats end.
+    const double tolerance = 2 * double{ndp::kScoreTolerance} * scale_ *
+                                 length_of(row.data(), channels) * longest_key_[q / data_.group()] +
+                             0x1p-100;
     order.assign(exact.begin(), exact.end());
     std::nth_element(order.begin(), order.begin() + (k - 1), order.end(), std::greater<>());
-    const float least = order[k - 1] - tolerance;
+    const double least = order[k - 1] - tolerance;
     const float largest = *std::max_element(exact.begin(), exact.end());
     double all = 0, found = 0;
     for (const float score : exact) all += std::exp(score - largest);
-    uint32_t good = 0, wrong = 0;
+    const auto hits = of.hits_of(q);
+    bool wrong = of.counts[q] != k;
+    uint32_t good = 0;
     std::vector<uint32_t> tokens;
-    for (const ndp::Hit& hit : of.hits_of(q)) {
+    for (size_t i = 0; i < hits.size(); ++i) {
+      const ndp::Hit& hit = hits[i];
+      if (i > 0 && !(hit.score <= hits[i - 1].score)) wrong = true;
       if (hit.token >= exact.size()) {
-        ++wrong;
+        wrong = true;
         continue;
       }
       tokens.push_back(hit.token);
       found += std::exp(exact[hit.token] - largest);
-      if (exact[hit.token] >= least) ++good;
-      if (options_.bytes_per_token == 0 && !(std::abs(hit.score - exact[hit.token]) <= tolerance))
-        ++wrong;
+      good += exact[hit.token] >= least;
+      if (is_exact && !(std::abs(double{hit.score} - exact[hit.token]) <= tolerance)) wrong = true;
     }
     std::sort(tokens.begin(), tokens.end());
-    const bool distinct = std::adjacent_find(tokens.begin(), tokens.end()) == tokens.end();
-    if (!distinct || (options_.bytes_per_token == 0 && good != k)) ++wrong;
-    pending_.wrong_answers += wrong != 0;
+    if (std::adjacent_find(tokens.begin(), tokens.end()) != tokens.end()) wrong = true;
+    if (is_exact && good != k) wrong = true;
+    pending_.wrong_answers += wrong;
     pending_.recall += static_cast<double>(good) / k;
     pending_.mass += found / all;
     ++pending_.queries;

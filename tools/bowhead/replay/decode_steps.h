@@ -46,16 +46,19 @@ struct StepStats {
   };
 
   uint64_t steps;
-  uint64_t steps_lapsed;      ///< given up: blocks were evicted meanwhile; in no other sum
-  uint64_t contexts;          ///< requests with steps
-  uint64_t context_tokens;    ///< of all steps
-  uint64_t context_bytes;     ///< of all steps: their blocks, as they are stored
-  uint64_t output_tokens;     ///< of the requests, by the trace
-  uint64_t restore_bytes;     ///< of the requests: their blocks, once
-  uint64_t read_bytes;        ///< of blocks, next to the memory
-  uint64_t requests_device;   ///< answered by a device
-  uint64_t requests_process;  ///< and in the worker itself
-  uint64_t searches;          ///< requests for the best keys: one for each layer of a step
+  uint64_t steps_lapsed;        ///< abandoned: blocks were evicted meanwhile; in no other sum
+  uint64_t steps_damaged;       ///< abandoned: a block was damaged; likewise
+  uint64_t requests_served;     ///< requests of the trace with steps
+  uint64_t requests_shortened;  ///< of them, those of which the pool had leading blocks only
+  uint64_t requests_without;    ///< the pool had no block of them, or no lease: no steps
+  uint64_t context_tokens;      ///< of all steps
+  uint64_t context_bytes;       ///< of all steps: their blocks, as they are stored
+  uint64_t output_tokens;       ///< of the requests, by the trace
+  uint64_t restore_bytes;       ///< of the requests: their blocks, once
+  uint64_t read_bytes;          ///< of blocks, next to the memory
+  uint64_t computed_device;     ///< answered by a device
+  uint64_t computed_process;    ///< and in the worker itself
+  uint64_t searches;            ///< requests for the best keys: one for each layer of a step
   uint64_t queries;
   double recall;           ///< sums over the queries
   double mass;             ///< likewise: attention to the tokens that were found
@@ -83,14 +86,14 @@ class DecodeSteps {
   struct Layer;
   struct Models;
 
-  Result<void> take_steps(std::span<const uint64_t> ids, Random& random);
-  void score_exactly(std::span<const uint64_t> ids);
-  void score_head(std::span<const uint64_t> ids, uint32_t layer, uint32_t head);
-  std::span<float> exact_scores(uint32_t step, uint32_t layer, uint32_t query_head);
-  Result<void> take_step(uint32_t step, std::span<const uint64_t> ids);
-  Result<void> find(uint32_t step, uint32_t layer, Layer& of);
+  Result<void> take_step(uint32_t query, std::span<const uint64_t> ids);
+  Result<void> find(uint32_t query, uint32_t layer, Layer& of);
   Result<void> gather(uint32_t layer, Layer& of);
-  void check_hits(uint32_t step, uint32_t layer, const Layer& of);
+  void score_exactly(uint32_t query, uint32_t layer, std::span<const uint64_t> ids);
+  std::span<float> exact_scores(uint32_t query_head) {
+    return std::span(exact_).subspan(query_head * tokens_, tokens_);
+  }
+  void check_hits(uint32_t query, uint32_t layer, const Layer& of);
   void check_values(uint32_t layer, const Layer& of, std::span<const uint64_t> ids);
   Result<void> model(const Layer& of, Models& models);
   Result<void> finish(ndp::Job& job);
@@ -108,12 +111,11 @@ class DecodeSteps {
   StepStats pending_{};
   std::vector<ndp::StoredBlock> blocks_;
   uint64_t tokens_ = 0, stored_bytes_ = 0;
-  // Of the steps whose scores are known: as many at once as their memory is worth.
-  std::vector<uint32_t> queries_;   // by step: which of ModelData
-  std::vector<float> exact_;        // [step][layer][query head][token]
-  std::vector<float> longest_key_;  // [layer][head]
-  std::vector<std::byte> slice_;    // of a block
-  std::vector<float> keys_;         // of a head of a block, as floats
+  // Of the layer that is compared.
+  std::vector<float> exact_;         // [query head][token]
+  std::vector<double> longest_key_;  // [head]
+  std::vector<std::byte> slice_;     // of a block
+  std::vector<float> keys_;          // of a head of a block, as floats
 };
 
 }  // namespace bowhead::replay

@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "base/assert.h"
-#include "compression/number.h"
+#include "ndp/numbers.h"
 #include "tools/bowhead/replay/trace.h"
 #include "tools/program/kv_data.h"
 
@@ -54,11 +54,31 @@ std::vector<float> queries_of(const KvTensor& queries) {
     for (uint32_t head = 0; head < queries.layers() * queries.heads(); ++head) {
       const auto row = queries.head(head).subspan(query * queries.row_bytes());
       for (uint32_t c = 0; c < queries.channels(); ++c)
-        all.push_back(static_cast<float>(compression::value_of(
-            queries.number, row[2 * c] | static_cast<uint32_t>(row[2 * c + 1]) << 8)));
+        all.push_back(ndp::from_bf16(row[2 * c] | static_cast<uint32_t>(row[2 * c + 1]) << 8));
     }
   }
   return all;
+}
+
+Result<void> check_values(const KvSet& set, const KvTensor& tensor) {
+  for (size_t i = 0; i < tensor.values.size(); i += 2) {
+    const uint32_t bits = tensor.values[i] | static_cast<uint32_t>(tensor.values[i + 1]) << 8;
+    if (std::isfinite(ndp::from_bf16(bits))) continue;
+    return Error{Status::INVALID_ARGUMENT, fmt::format("{}: number {} of its {} is not finite",
+                                                       set.name, i / 2, kv_role_name(tensor.role))};
+  }
+  return {};
+}
+
+Result<void> check_shape(const KvSet& set, const KvTensor& keys) {
+  for (const uint32_t size : {keys.layers(), keys.heads(), keys.channels()}) {
+    if (size > UINT16_MAX)
+      return Error{
+          Status::INVALID_ARGUMENT,
+          fmt::format("{}: keys of [{}]: a layout has at most {} layers, heads and channels",
+                      set.name, fmt::join(keys.shape, ", "), UINT16_MAX)};
+  }
+  return {};
 }
 
 /// OK without data: the set has not all that is needed.
@@ -74,6 +94,10 @@ Result<ModelData> model_data_of(const KvSet& set) {
     return Error{Status::INVALID_ARGUMENT,
                  fmt::format("{}: values of [{}] do not go with keys of [{}]", set.name,
                              fmt::join(values->shape, ", "), fmt::join(keys->shape, ", "))};
+  if (auto good = check_shape(set, *keys); !good) return good.error();
+  for (const KvTensor* tensor : {keys, values, queries}) {
+    if (auto good = check_values(set, *tensor); !good) return good.error();
+  }
   data.name = set.name;
   data.captured = !set.synthetic;
   data.layout = layout_of(*keys);

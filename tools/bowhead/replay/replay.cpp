@@ -108,8 +108,7 @@ Result<std::unique_ptr<ndp::Engine>> engine_of(Pool& pool) {
   auto pair = driver::QueuePair::open(pool);
   if (pair)
     return std::unique_ptr<ndp::Engine>(std::make_unique<ndp::FallbackEngine>(*std::move(pair)));
-  // More workers than queue pairs, or a pool without.
-  if (pair.status() == Status::LIMIT_REACHED || pair.status() == Status::NOT_SUPPORTED)
+  if (pair.status() == Status::LIMIT_REACHED)  // more workers than queue pairs
     return std::unique_ptr<ndp::Engine>(std::make_unique<ndp::ProcessEngine>());
   return pair.error();
 }
