@@ -69,6 +69,8 @@ class Device::Impl final : private MailboxDevice {
     return {get(commands_), get(refused_), get(read_bytes_), get(waiting_), get(with_area_)};
   }
 
+  void ring() { bell_.ring(); }
+
  private:
   // ---- for the mailbox ----
 
@@ -114,7 +116,7 @@ class Device::Impl final : private MailboxDevice {
       } else if (some) {
         backoff.reset();
       } else if (!stopping_) {
-        running_.empty() ? backoff.pause() : backoff.pause_awake();
+        running_.empty() ? backoff.pause(bell_) : backoff.pause_awake();
       }
     }
   }
@@ -323,6 +325,8 @@ class Device::Impl final : private MailboxDevice {
   std::atomic<bool> stopping_{false};
   std::atomic<uint64_t> commands_{0}, refused_{0}, read_bytes_{0}, waiting_{0}, with_area_{0};
 
+  Bell bell_;
+
   std::mutex front_;
   // Of the thread that holds the front. A task that is worked on is its worker's.
   Result<void> why_;
@@ -345,5 +349,6 @@ Result<std::unique_ptr<Device>> Device::make(Pool& pool, const Options& options)
 
 Result<void> Device::serve(const std::function<bool()>& stops) { return impl_->serve(stops); }
 Counters Device::counters() const { return impl_->counters_now(); }
+void Device::ring() { impl_->ring(); }
 
 }  // namespace bowhead::device

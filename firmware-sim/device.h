@@ -56,8 +56,10 @@ class Device {
   /// it cannot go on: HOST_FENCED, HOST_ID_CONFLICT, MEDIA_ERROR, CLOSED, IN_USE (Window::beat()),
   /// SYSTEM (no thread).
   Result<void> serve(const std::function<bool()>& stops);
-  /// Thread-safe.
+  /// Thread-safe, as all that follows.
   Counters counters() const;
+  /// There are commands: a device that sleeps looks for them now, and not at its next turn.
+  void ring();
 
  private:
   class Impl;
