@@ -12,6 +12,7 @@
 #include <bowhead/format/host.h>
 #include <bowhead/format/index.h>
 #include <bowhead/format/medium.h>
+#include <bowhead/format/pci.h>
 #include <bowhead/format/superblock.h>
 #include <bowhead/status.h>
 #include <gtest/gtest.h>
@@ -619,6 +620,26 @@ TEST(NumberFreeze, Device) {
       NUMBER(BH_DEVICE_DETACH, 66),
       NUMBER(BH_DEVICE_CANCEL, 67),
       NUMBER(BH_DEVICE_MAILBOX, 68),
+      NUMBER(BH_PCI_VENDOR, 0x1AF4),
+      NUMBER(BH_PCI_DEVICE, 0x10F8),
+      NUMBER(BH_PCI_CLASS, 0x120000),
+      NUMBER(BH_PCI_BAR_BYTES, 4096),
+      NUMBER(BH_PCI_MAGIC, 0x56444842),
+      NUMBER(BH_PCI_VERSION, 1),
+      NUMBER(BH_PCI_REG_MAGIC, 0),
+      NUMBER(BH_PCI_REG_VERSION, 4),
+      NUMBER(BH_PCI_REG_STATE, 8),
+      NUMBER(BH_PCI_REG_STATUS, 12),
+      NUMBER(BH_PCI_REG_WINDOW, 16),
+      NUMBER(BH_PCI_REG_BYTES, 24),
+      NUMBER(BH_PCI_REG_CONTROL, 32),
+      NUMBER(BH_PCI_REG_DOORBELL, 36),
+      NUMBER(BH_PCI_REG_TEXT, 256),
+      NUMBER(BH_PCI_TEXT_BYTES, 256),
+      NUMBER(BH_PCI_DISABLED, 0),
+      NUMBER(BH_PCI_STARTING, 1),
+      NUMBER(BH_PCI_READY, 2),
+      NUMBER(BH_PCI_FAILED, 3),
       NUMBER(BH_DEVICE_SKIP, 1),
       NUMBER(BH_DEVICE_RECTIFY, 2),
       NUMBER(BH_DEVICE_FEWEST_BYTES, 4),
