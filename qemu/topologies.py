@@ -30,12 +30,17 @@ class Topology:
     guests: int = 1
     needs_host_command: bool = False
     interleaved: bool = False  # emulated access by access, not mapped
+    shared_ram: bool = False  # so that processes of this host can be devices of the guest
 
     def arguments(self, paths):
         """Arguments of QEMU; `paths` has the file of each memory."""
         objects = [f"memory-backend-file,id={name},size={size},share=on,mem-path={paths[name]}"
                    for name, size in self.memories.items()]
-        return ["-M", f"q35,cxl=on,{WINDOW}",
+        machine = f"q35,cxl=on,{WINDOW}"
+        if self.shared_ram:
+            objects.append("memory-backend-memfd,id=ram,size=1G,share=on")
+            machine += ",memory-backend=ram"
+        return ["-M", machine,
                 *itertools.chain(*(("-object", text) for text in objects)),
                 *itertools.chain(*(("-device", text) for text in self.devices))]
 
@@ -73,6 +78,10 @@ ALL = {
     "guest-and-host": Topology(
         "one guest and a command on this host (--host), one memory: /dev/dax0.0 and $MEMORY0",
         ONE, ONE_MEMORY, needs_host_command=True),
+    "card-and-host": Topology(
+        "the same; a process of this host can be a PCI function of the guest (bus=card0)",
+        [*ONE, "pcie-root-port,bus=pcie.0,id=card0,chassis=1,slot=8"], ONE_MEMORY,
+        needs_host_command=True, shared_ram=True),
     "hot-plug": Topology(
         "one guest, one volatile device; a second one can be plugged in by QMP (--host)",
         ONE, TWO_MEMORIES),

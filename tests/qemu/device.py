@@ -5,9 +5,10 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 import time
 
-from guests import DAX, POOL_BYTES, eventually, read_word, scenario
+from guests import DAX, POOL_BYTES, PREFIX, REFUSED, control, eventually, read_word, scenario
 
 PROGRESS_AT = 400 << 20  # behind the pool
 DEAD_MS = 60_000  # a host whose one process is killed and started anew stays alive
@@ -17,24 +18,28 @@ AT_ONCE = 10  # requests of the worker
 
 
 class DeviceProcess:
-    """`bowhead device serve` of this host, on the memory of device 0, as host 1 of the pool."""
+    """`bowhead device` of this host, as host 1 of the pool."""
 
-    def __init__(self):
-        self.locator = f"file:{os.path.realpath(os.environ['MEMORY0'])}"
+    def __init__(self, *words):
+        self.words = words
         self.process = None
         self.start()
 
     def start(self):
-        program = os.environ["BOWHEAD"]
         self.process = subprocess.Popen(
-            ["env", ISA, program, "device", "serve", self.locator, "--host", "1"],
+            ["env", ISA, os.environ["BOWHEAD"], "device", *self.words, "--host", "1"],
             stdout=subprocess.PIPE, text=True)
         line = self.process.stdout.readline()
-        assert "the device is up" in line, line
+        assert "the device is up" in line or "waits for a machine" in line, line
 
     def kill(self):
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
+
+
+def shared_memory():
+    """The locator of the memory of device 0 on this host."""
+    return f"file:{os.path.realpath(os.environ['MEMORY0'])}"
 
 
 def progress():
@@ -42,7 +47,20 @@ def progress():
     return read_word(PROGRESS_AT), read_word(PROGRESS_AT + 8)
 
 
-def wait_for_answers(guest, count):
+def start_worker(guest):
+    guest.start("ask", f"{ISA} device_worker {DAX} --host 0 --progress-at {PROGRESS_AT}")
+    eventually(lambda: progress()[0] > 0 or not guest.is_running("ask"))
+    assert guest.is_running("ask"), guest.wait("ask")
+
+
+def end_worker(guest):
+    report = json.loads(guest.end("ask", "device_worker"))
+    assert report["at_once"] == AT_ONCE
+    print(f"{report['right']} right answers, {report['lost']} lost requests")
+
+
+def wait_for_answers(guest, count=2 * AT_ONCE):
+    """The first ones may be those of a process that was killed."""
     wanted = progress()[0] + count
     try:
         eventually(lambda: progress()[0] >= wanted, pause=0.01)
@@ -64,10 +82,8 @@ def device_beside_a_guest(guest):
     answer is compared with that of the guest. The process is killed under load and started anew, at
     once and after a while: no answer is wrong, and they come again."""
     guest.run(f"bowhead pool create {DAX} --size {POOL_BYTES} --hosts 2 --dead-ms {DEAD_MS}")
-    device = DeviceProcess()
-    guest.start("ask", f"{ISA} device_worker {DAX} --host 0 --progress-at {PROGRESS_AT}")
-    eventually(lambda: progress()[0] > 0 or not guest.is_running("ask"))
-    assert guest.is_running("ask"), guest.wait("ask")
+    device = DeviceProcess("serve", shared_memory())
+    start_worker(guest)
     here, there = best_keys(guest), best_keys(guest, "--device")
     assert here["queries"] == there["queries"] and there["device"] and not here["device"]
     for seconds in (0, 0, 0, 3):
@@ -76,12 +92,76 @@ def device_beside_a_guest(guest):
         time.sleep(seconds)
         start = time.monotonic()
         device.start()
-        wait_for_answers(guest, 2 * AT_ONCE)  # the first may be those of the killed process
-        print(f"after {seconds} s without a device: answers within {time.monotonic() - start:.2f} s "
-              f"of its start, {progress()[1] - lost} requests lost")
+        wait_for_answers(guest)
+        print(f"after {seconds} s without a device: answers {time.monotonic() - start:.2f} s after "
+              f"its start, {progress()[1] - lost} requests lost")
     assert progress()[1] > 0  # in the three seconds
-    report = json.loads(guest.end("ask", "device_worker"))
-    assert report["at_once"] == AT_ONCE
-    print(f"{report['right']} right answers, {report['lost']} lost requests")
+    end_worker(guest)
     device.kill()
+    assert "0 wrong" in guest.run(f"bowhead pool check {DAX} --payload --host 0")
+
+
+class Card:
+    """The device as a PCI function of the guest: plugged in and out."""
+
+    def __init__(self, guest, path):
+        self.guest, self.path = guest, path
+        self.count = 0
+
+    def has_function(self):
+        command = "grep -qx 0x10f8 /sys/bus/pci/devices/*/device"
+        return self.guest.try_run(command, quiet=True)[0] == 0
+
+    def plug(self):
+        self.count += 1
+        eventually(self.is_added)
+        eventually(self.has_function)
+
+    def is_added(self):
+        try:
+            self.guest.qmp("device_add", driver="vfio-user-pci", bus="card0", rombar=0,
+                           id=f"card{self.count}", socket={"type": "unix", "path": self.path})
+        except control.Refused as refused:  # the one before is still there
+            print(refused)
+            return False
+        return True
+
+    def unplug(self):
+        self.guest.qmp("device_del", id=f"card{self.count}")
+        eventually(lambda: not self.has_function())
+
+
+@scenario("card-and-host", "tests/qemu/device_worker", named_memory=True)
+def device_as_a_card(guest):
+    """The device is a PCI function of the guest, which the guest's driver finds and enables. Its
+    process is killed under load: the guest goes on without it, and with another one that is plugged
+    in, and then with a device that is no function. No answer is wrong."""
+    guest.run(f"bowhead pool create {DAX} --size {POOL_BYTES} --hosts 2 --dead-ms {DEAD_MS}")
+    assert "start it" in guest.run(f"bowhead device ping {DAX} --host 0", REFUSED)
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
+        path = f"{folder}/card"
+        device = DeviceProcess("pci", path)
+        card = Card(guest, path)
+        card.plug()
+        start_worker(guest)
+        here, there = best_keys(guest), best_keys(guest, "--device")
+        assert here["queries"] == there["queries"] and there["device"]
+        guest.run(f"bowhead device ping {DAX} --host 0")
+        device.kill()
+        lost = progress()[1]
+        eventually(lambda: progress()[1] > lost)
+        assert "does not answer" in guest.run(f"bowhead device ping {DAX} --host 0", REFUSED)
+        card.unplug()
+        device.start()
+        start = time.monotonic()
+        card.plug()
+        wait_for_answers(guest)
+        print(f"answers of a new function {time.monotonic() - start:.1f} s after it was plugged in")
+        device.kill()
+        lost = progress()[1]
+        eventually(lambda: progress()[1] > lost)
+        device = DeviceProcess("serve", shared_memory())
+        wait_for_answers(guest)
+        end_worker(guest)
+        device.kill()
     assert "0 wrong" in guest.run(f"bowhead pool check {DAX} --payload --host 0")
