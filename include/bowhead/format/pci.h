@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The device as a PCI function (docs/device-pci.md): its identity, and the registers of BAR 0, by
- * which a driver tells it where the memory of a pool lies. Requests and answers go through the queue
- * pairs of that pool (bowhead/format/device.h). */
+ * which a driver tells it where the memory of a pool lies. Requests and answers go through the
+ * queue pairs of that pool (bowhead/format/device.h). */
 #ifndef BOWHEAD_FORMAT_PCI_H
 #define BOWHEAD_FORMAT_PCI_H
 
