@@ -34,6 +34,7 @@ class Device::Impl final : private MailboxDevice {
         areas_(pool, "answers"),
         engine_(options.engine != nullptr ? *options.engine : process_engine_),
         profile_(options.profile),
+        completed_(options.completed),
         threads_(std::max(options.threads, 1u)),
         hotness_(window_.pool_bytes()),
         mailbox_(facts(), *this, hotness_),
@@ -289,7 +290,7 @@ class Device::Impl final : private MailboxDevice {
         const uint64_t at = window_.commands(host, number);
         if (!pair) window_.access().acquire(at, BH_LINE_BYTES);
         if (!pair && window_.access().load(at) != 0)
-          pair = std::make_unique<Pair>(window_, areas_, host, number);
+          pair = std::make_unique<Pair>(window_, areas_, host, number, completed_);
         with_area += pair && pair->area() ? 1 : 0;
       }
     }
@@ -317,6 +318,7 @@ class Device::Impl final : private MailboxDevice {
   ndp::ProcessEngine process_engine_;
   ndp::Engine& engine_;
   const std::optional<Profile> profile_;
+  const std::function<void()> completed_;
   const uint32_t threads_;
   HotnessMonitor hotness_;
   Mailbox mailbox_;

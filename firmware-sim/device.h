@@ -42,6 +42,8 @@ struct Options {
   /// Carries out requests in the thread that submits them; must outlive the device. A request that
   /// it ends with DEVICE_LOST gets no completion. Null: a ProcessEngine.
   ndp::Engine* engine = nullptr;
+  /// Called by its threads after completions were sent, if there is one.
+  std::function<void()> completed = {};
   std::optional<Profile> profile = {};  ///< completions say how long this hardware would take
 };
 

@@ -18,12 +18,20 @@ enum Config : size_t {
   VENDOR = 0x00,
   DEVICE = 0x02,
   COMMAND = 0x04,
+  STATUS = 0x06,
   REVISION_AND_CLASS = 0x08,
   BAR_0 = 0x10,
   SUBSYSTEM_VENDOR = 0x2C,
   SUBSYSTEM = 0x2E,
-  INTERRUPT_LINE = 0x3C
+  CAPABILITIES = 0x34,
+  INTERRUPT_LINE = 0x3C,
+  // The capability of MSI-X: 6.8.2.
+  MSIX = 0x40,
+  MSIX_CONTROL = 0x42,
+  MSIX_TABLE = 0x44,
+  MSIX_PENDING = 0x48
 };
+constexpr uint32_t kHasCapabilities = 0x10, kMsixId = 0x11;
 constexpr uint32_t kRevision = 1;
 
 /// The bits of a byte that a write changes.
@@ -33,6 +41,7 @@ std::byte writable_bits(size_t at) {
   if (at >= BAR_0 && at < BAR_0 + 4)
     return static_cast<std::byte>(~(BH_PCI_BAR_BYTES - 1) >> (at - BAR_0) * 8);
   if (at == INTERRUPT_LINE) return std::byte{0xFF};
+  if (at == MSIX_CONTROL + 1) return std::byte{0xC0};  // enabled, masked
   return std::byte{0};
 }
 
@@ -58,6 +67,11 @@ void PciFunction::reset_config() {
   put(REVISION_AND_CLASS, BH_PCI_CLASS << 8 | kRevision, 4);
   put(SUBSYSTEM_VENDOR, BH_PCI_VENDOR, 2);
   put(SUBSYSTEM, BH_PCI_DEVICE, 2);
+  put(STATUS, kHasCapabilities, 2);
+  put(CAPABILITIES, MSIX, 1);
+  put(MSIX, kMsixId, 1);  // the last one, and one vector
+  put(MSIX_TABLE, BH_PCI_MSIX_TABLE, 4);
+  put(MSIX_PENDING, BH_PCI_MSIX_PENDING, 4);
 }
 
 void PciFunction::reset() {
@@ -133,6 +147,9 @@ void PciFunction::write_register(uint64_t offset, uint32_t value) {
     case BH_PCI_REG_DOORBELL:
       if (is_started_) device_.ring();
       break;
+    case BH_PCI_REG_SIGNAL:
+      if (is_started_) device_.signal_completion();
+      break;
     default:
       break;
   }
@@ -151,12 +168,12 @@ void PciFunction::enable() {
 
 /// Of the mapping in which the window lies.
 Result<UniqueFd> PciFunction::window_file() const {
-  const DmaMapping* mapping = mappings_.find(window_, bytes_);
-  if (mapping == nullptr)
+  const auto mapping = mappings_.find(window_, bytes_);
+  if (!mapping)
     return Error{Status::INVALID_ARGUMENT,
                  fmt::format("this machine gave no memory that has {} bytes from address {:#x}",
                              bytes_, window_)};
-  if (!mapping->writable || mapping->file.get() < 0)
+  if (!mapping->writable || !mapping->file)
     return Error{
         Status::INVALID_ARGUMENT,
         fmt::format("the memory at address {:#x} cannot be shared, or not be written: have "
@@ -170,7 +187,7 @@ Result<UniqueFd> PciFunction::window_file() const {
                     "with its file",
                     window_, at)};
   constexpr int kFirst = 3;
-  UniqueFd file(fcntl(mapping->file.get(), F_DUPFD_CLOEXEC, kFirst));
+  UniqueFd file(fcntl(mapping->file->get(), F_DUPFD_CLOEXEC, kFirst));
   if (file.get() < 0) return Error{Status::SYSTEM, std::strerror(errno)};
   return file;
 }
@@ -181,8 +198,9 @@ void PciFunction::disable() {
 }
 
 void PciFunction::release(const DmaMapping& mapping) {
+  // A window that is used has bytes, and does not wrap around: it was found.
   const bool is_used =
-      is_started_ && window_ >= mapping.address && window_ - mapping.address < mapping.bytes;
+      is_started_ && window_ <= mapping.last() && mapping.address <= window_ + (bytes_ - 1);
   if (!is_used) return;
   disable();
   refused_ = Error{Status::CLOSED, "this machine took the memory of the window away"};

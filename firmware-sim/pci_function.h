@@ -6,6 +6,7 @@
 #include <array>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "base/status.h"
 #include "base/unique_fd.h"
@@ -29,6 +30,10 @@ class WindowDevice {
   virtual void stop() = 0;
   virtual Standing standing() = 0;
   virtual void ring() = 0;  ///< there are commands
+  /// The eventfd to signal, whether it runs or not; negative: there is none.
+  virtual void set_interrupt(UniqueFd event) = 0;
+  virtual void interrupt() = 0;          ///< now
+  virtual void signal_completion() = 0;  ///< the next one, once
 };
 
 /// Not thread-safe.
@@ -42,6 +47,8 @@ class PciFunction final : public VfioFunction {
   void write(uint32_t region, uint64_t offset, std::span<const std::byte> from) override;
   void reset() override;
   void release(const DmaMapping& mapping) override;
+  void set_interrupt(UniqueFd event) override { device_.set_interrupt(std::move(event)); }
+  void interrupt() override { device_.interrupt(); }
 
   static constexpr uint64_t kConfigBytes = 256;
 

@@ -3,6 +3,7 @@
 
 #include <bowhead/format/pci.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <system_error>
 #include <utility>
@@ -11,9 +12,27 @@
 
 namespace bowhead::device {
 
+PoolDevice::PoolDevice(uint32_t host, const Options& options) : host_(host), options_(options) {
+  options_.completed = [this] {
+    if (signals_.load(std::memory_order_relaxed) && signals_.exchange(false)) interrupt();
+  };
+}
+
+void PoolDevice::set_interrupt(UniqueFd event) {
+  const std::lock_guard lock(event_mutex_);
+  event_ = std::move(event);
+}
+
+void PoolDevice::interrupt() {
+  const std::lock_guard lock(event_mutex_);
+  const uint64_t one = 1;
+  // If it cannot count further, it is signalled already.
+  if (event_.get() >= 0) (void)!write(event_.get(), &one, sizeof one);
+}
+
 void PoolDevice::start(UniqueFd memory, uint64_t bytes) {
   BOWHEAD_ASSERT(!thread_.joinable());
-  stopped_ = false;
+  stopped_ = signals_ = false;
   set({BH_PCI_STARTING, {}});
   try {
     thread_ = std::thread([this, memory = std::move(memory), bytes] {

@@ -15,26 +15,33 @@ namespace bowhead::device {
 class PoolDevice final : public WindowDevice {
  public:
   /// `host`: the slot that the device takes in each pool.
-  PoolDevice(uint32_t host, const Options& options) : host_(host), options_(options) {}
+  PoolDevice(uint32_t host, const Options& options);
   ~PoolDevice() override { stop(); }
 
   void start(UniqueFd memory, uint64_t bytes) override;
   void stop() override;
   Standing standing() override;
   void ring() override;
+  void set_interrupt(UniqueFd event) override;
+  void interrupt() override;
+  void signal_completion() override { signals_ = true; }
 
  private:
   Result<void> serve(const UniqueFd& memory, uint64_t bytes);
   void set(const Standing& standing);
 
   const uint32_t host_;
-  const Options options_;
+  Options options_;
   std::thread thread_;
   std::atomic<bool> stopped_{false};
   std::mutex mutex_;
   // Under the mutex.
   Standing standing_;
   Device* device_ = nullptr;  // while it serves
+
+  std::atomic<bool> signals_{false};  // the next completion
+  std::mutex event_mutex_;
+  UniqueFd event_;  // under it
 };
 
 }  // namespace bowhead::device

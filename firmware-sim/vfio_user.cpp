@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "firmware-sim/vfio_user.h"
 
+#include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -67,13 +70,15 @@ struct Access {
 constexpr uint32_t kReadable = 1, kWritable = 2;  // mappings and regions
 constexpr uint32_t kUnmapAll = 2;
 constexpr uint32_t kCanReset = 1, kIsPci = 2;
-constexpr uint32_t kInterruptKinds = 5;  // of PCI functions; this one has no interrupt of any
+constexpr uint32_t kInterruptKinds = 5, kMsix = 2;  // of PCI functions; this one has MSI-X
+constexpr uint32_t kSignalsEvents = 1;
+constexpr uint32_t kNoData = 1, kEventData = 4, kTrigger = 32;
 
 // The server takes no capability of the peer, sends no descriptor, and begins no command.
 constexpr std::string_view kCapabilities =
-    R"({"capabilities":{"max_msg_fds":8,"max_data_xfer_size":65536,"max_dma_maps":256}})";
+    R"({"capabilities":{"max_msg_fds":8,"max_data_xfer_size":65536,"max_dma_maps":16384}})";
 static_assert(VfioUser::kTransferBytesMax == 65536 && VfioUser::kDescriptorsMax == 8 &&
-              DmaMappings::kMost == 256);
+              DmaMappings::kMost == 16384);
 
 template <class T>
 void append(std::vector<std::byte>& to, const T& value) {
@@ -87,47 +92,81 @@ std::optional<uint64_t> last_of(uint64_t first, uint64_t bytes) {
   return first + (bytes - 1);
 }
 
+bool is_eventfd(int fd) {
+  char kind[32] = {};
+  const std::string link = fmt::format("/proc/self/fd/{}", fd);
+  return readlink(link.c_str(), kind, sizeof kind - 1) > 0 &&
+         std::string_view(kind) == "anon_inode:[eventfd]";
+}
+
 }  // namespace
 
-int DmaMappings::add(DmaMapping mapping) {
+std::map<uint64_t, DmaMapping>::const_iterator DmaMappings::from(uint64_t address) const {
+  auto next = all_.upper_bound(address);
+  if (next != all_.begin() && std::prev(next)->second.last() >= address) --next;
+  return next;
+}
+
+int DmaMappings::add(DmaMapping mapping, UniqueFd file) {
   const auto last = last_of(mapping.address, mapping.bytes);
   if (!last) return EINVAL;
-  for (const DmaMapping& other : all_) {
-    if (mapping.address <= other.address + (other.bytes - 1) && other.address <= *last)
-      return EEXIST;
-  }
-  if (mapping.file.get() >= 0) {
-    struct stat info {};
-    if (fstat(mapping.file.get(), &info) != 0) return errno;
+  const auto next = from(mapping.address);
+  if (next != all_.end() && next->first <= *last) return EEXIST;
+  struct stat info {};
+  if (file.get() >= 0) {
+    if (fstat(file.get(), &info) != 0) return errno;
     const auto size = static_cast<uint64_t>(info.st_size);
     // Other files, such as devices, have no size that says anything.
     if (S_ISREG(info.st_mode) && (mapping.offset > size || mapping.bytes > size - mapping.offset))
       return EINVAL;
   }
   if (all_.size() >= kMost) return ENOSPC;
-  all_.push_back(std::move(mapping));
+  if (file.get() >= 0) mapping.file = shared(std::move(file), info.st_dev, info.st_ino);
+  all_.emplace(mapping.address, std::move(mapping));
   return 0;
 }
 
-const DmaMapping* DmaMappings::find(uint64_t address, uint64_t bytes) const {
+std::shared_ptr<const UniqueFd> DmaMappings::shared(UniqueFd file, uint64_t device,
+                                                    uint64_t inode) {
+  std::erase_if(files_, [](const auto& one) { return one.second.expired(); });
+  auto& known = files_[{device, inode, fcntl(file.get(), F_GETFL) & O_ACCMODE}];
+  auto one = known.lock();
+  if (!one) known = one = std::make_shared<const UniqueFd>(std::move(file));
+  return one;
+}
+
+std::optional<DmaMapping> DmaMappings::find(uint64_t address, uint64_t bytes) const {
   const auto last = last_of(address, bytes);
-  if (!last) return nullptr;
-  for (const DmaMapping& mapping : all_) {
-    if (mapping.address <= address && *last <= mapping.address + (mapping.bytes - 1))
-      return &mapping;
+  auto one = from(address);
+  if (!last || one == all_.end() || one->first > address) return std::nullopt;
+  DmaMapping whole = one->second;
+  while (whole.last() < *last) {
+    const uint64_t next = whole.last() + 1;
+    ++one;
+    if (one == all_.end() || one->first != next || one->second.file != whole.file ||
+        one->second.offset != whole.offset + whole.bytes)
+      return std::nullopt;
+    whole.bytes += one->second.bytes;
+    whole.writable = whole.writable && one->second.writable;
   }
-  return nullptr;
+  return whole;
 }
 
-const DmaMapping* DmaMappings::exactly(uint64_t address, uint64_t bytes) const {
-  for (const DmaMapping& mapping : all_) {
-    if (mapping.address == address && mapping.bytes == bytes) return &mapping;
-  }
-  return nullptr;
+std::vector<DmaMapping> DmaMappings::all() const {
+  std::vector<DmaMapping> some;
+  for (const auto& [address, mapping] : all_) some.push_back(mapping);
+  return some;
 }
 
-void DmaMappings::remove(const DmaMapping* mapping) {
-  all_.erase(all_.begin() + (mapping - all_.data()));
+std::optional<std::vector<DmaMapping>> DmaMappings::within(uint64_t address, uint64_t bytes) const {
+  std::vector<DmaMapping> some;
+  const auto last = last_of(address, bytes);
+  if (!last) return some;
+  for (auto one = from(address); one != all_.end() && one->first <= *last; ++one) {
+    if (one->first < address || one->second.last() > *last) return std::nullopt;
+    some.push_back(one->second);
+  }
+  return some;
 }
 
 /// A message that was received.
@@ -153,6 +192,7 @@ struct VfioUser::Request {
 
 VfioUser::~VfioUser() {
   function_.reset();
+  function_.set_interrupt(UniqueFd());
   mappings_.clear();
 }
 
@@ -210,7 +250,9 @@ int VfioUser::carry_out(Request& request, std::vector<std::byte>& reply) {
       const auto asked = request.exactly<InterruptInfo>();
       if (!asked || asked->room < sizeof(InterruptInfo) || asked->index >= kInterruptKinds)
         return EINVAL;
-      append(reply, InterruptInfo{sizeof(InterruptInfo), 0, asked->index, 0});
+      const bool has_one = asked->index == kMsix;
+      append(reply, InterruptInfo{sizeof(InterruptInfo), has_one ? kSignalsEvents : 0, asked->index,
+                                  has_one});
       return 0;
     }
     case SET_IRQS:
@@ -246,34 +288,51 @@ int VfioUser::map(Request& request) {
   if (!asked || asked->room < sizeof(Map) || (asked->flags & ~(kReadable | kWritable)) != 0 ||
       request.descriptors.size() > 1)
     return EINVAL;
-  DmaMapping mapping{asked->address, asked->bytes, asked->offset,
-                     asked->flags == (kReadable | kWritable)};
-  if (!request.descriptors.empty()) mapping.file = std::move(request.descriptors.front());
-  return mappings_.add(std::move(mapping));
+  DmaMapping mapping{
+      asked->address, asked->bytes, asked->offset, asked->flags == (kReadable | kWritable), {}};
+  UniqueFd file;
+  if (!request.descriptors.empty()) file = std::move(request.descriptors.front());
+  return mappings_.add(std::move(mapping), std::move(file));
 }
 
 int VfioUser::unmap(const Request& request, std::vector<std::byte>& reply) {
   const auto asked = request.exactly<Unmap>();
   if (!asked || asked->room < sizeof(Unmap) || (asked->flags & ~kUnmapAll) != 0) return EINVAL;
-  if (asked->flags == kUnmapAll) {
-    if (asked->address != 0 || asked->bytes != 0) return EINVAL;
-    for (const DmaMapping& mapping : mappings_.all()) function_.release(mapping);
-    mappings_.clear();
-  } else {
-    const DmaMapping* mapping = mappings_.exactly(asked->address, asked->bytes);
-    if (mapping == nullptr) return ENOENT;
-    function_.release(*mapping);
+  const bool all = asked->flags == kUnmapAll;
+  if (all && (asked->address != 0 || asked->bytes != 0)) return EINVAL;
+  const auto some = all ? mappings_.all() : mappings_.within(asked->address, asked->bytes);
+  if (!some) return EINVAL;
+  if (some->empty() && !all) return ENOENT;
+  for (const DmaMapping& mapping : *some) {
+    function_.release(mapping);
     mappings_.remove(mapping);
   }
   append(reply, *asked);
   return 0;
 }
 
-/// There are none: the peer may only say that it wants none.
-int VfioUser::set_interrupts(const Request& request) const {
+int VfioUser::set_interrupts(Request& request) {
   const auto asked = request.exactly<InterruptSet>();
-  return asked && asked->index < kInterruptKinds && asked->count == 0 && asked->start == 0 ? 0
-                                                                                           : EINVAL;
+  if (!asked || asked->index >= kInterruptKinds) return EINVAL;
+  const uint32_t most = asked->index == kMsix ? 1 : 0;
+  if (asked->start > most || asked->count > most - asked->start) return EINVAL;
+  if (asked->flags == (kNoData | kTrigger)) {
+    if (asked->count != 0) function_.interrupt();
+    if (asked->count == 0 && most != 0) function_.set_interrupt(UniqueFd());
+    return 0;
+  }
+  auto& descriptors = request.descriptors;
+  if (asked->flags != (kEventData | kTrigger) || asked->count == 0 || descriptors.size() > 1)
+    return EINVAL;
+  if (descriptors.empty()) {
+    function_.set_interrupt(UniqueFd());
+    return 0;
+  }
+  // To signal it must not wait, whatever the peer does with it.
+  const int fd = descriptors.front().get();
+  if (!is_eventfd(fd) || fcntl(fd, F_SETFL, O_NONBLOCK) != 0) return EINVAL;
+  function_.set_interrupt(std::move(descriptors.front()));
+  return 0;
 }
 
 int VfioUser::access(const Request& request, bool writes, std::vector<std::byte>& reply) {

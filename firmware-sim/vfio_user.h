@@ -10,8 +10,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <optional>
 #include <span>
+#include <tuple>
 #include <vector>
 
 #include "base/unique_fd.h"
@@ -24,27 +27,37 @@ struct DmaMapping {
   uint64_t bytes = 0;
   uint64_t offset = 0;  ///< in the file
   bool writable = false;
-  UniqueFd file = {};  ///< negative: it cannot be mapped
+  std::shared_ptr<const UniqueFd> file = {};  ///< null: it cannot be mapped
+
+  uint64_t last() const { return address + (bytes - 1); }
 };
 
-/// Mappings that do not overlap.
+/// Mappings that do not overlap. Those of one file share a descriptor: where the machine has an
+/// IOMMU, they come page by page.
 class DmaMappings {
  public:
   /// 0, or EEXIST (it overlaps one), EINVAL (it has no bytes, ends behind the last address, or lies
-  /// outside of its file), ENOSPC (there are kMost).
-  int add(DmaMapping mapping);
-  /// The one in which all of the range lies; null: there is none.
-  const DmaMapping* find(uint64_t address, uint64_t bytes) const;
-  /// Exactly this one; null: there is none.
-  const DmaMapping* exactly(uint64_t address, uint64_t bytes) const;
-  void remove(const DmaMapping* mapping);
+  /// outside of its file), ENOSPC (there are kMost). `file` may be negative.
+  int add(DmaMapping mapping, UniqueFd file);
+  /// All of a range, of one file: as one mapping. Nullopt: some of it is not mapped, or the file
+  /// has it in another order, or there are several.
+  std::optional<DmaMapping> find(uint64_t address, uint64_t bytes) const;
+  /// Those that lie in a range, in their order. Nullopt: one lies there in part.
+  std::optional<std::vector<DmaMapping>> within(uint64_t address, uint64_t bytes) const;
+  std::vector<DmaMapping> all() const;
+  void remove(const DmaMapping& mapping) { all_.erase(mapping.address); }
   void clear() { all_.clear(); }
-  const std::vector<DmaMapping>& all() const { return all_; }
 
-  static constexpr size_t kMost = 256;
+  static constexpr size_t kMost = 16384;
 
  private:
-  std::vector<DmaMapping> all_;
+  /// The first one that ends at the address or behind it.
+  std::map<uint64_t, DmaMapping>::const_iterator from(uint64_t address) const;
+  std::shared_ptr<const UniqueFd> shared(UniqueFd file, uint64_t device, uint64_t inode);
+
+  std::map<uint64_t, DmaMapping> all_;                 // by address
+  using FileId = std::tuple<uint64_t, uint64_t, int>;  // device, inode, and what it is open for
+  std::map<FileId, std::weak_ptr<const UniqueFd>> files_;
 };
 
 /// The function that messages are for. Regions are those of the protocol; a caller stays within
@@ -58,6 +71,9 @@ class VfioFunction {
   virtual void reset() = 0;
   /// The mapping goes when this returns.
   virtual void release(const DmaMapping& mapping) = 0;
+  /// What its one interrupt (MSI-X, vector 0) is signalled by, an eventfd; negative: nothing.
+  virtual void set_interrupt(UniqueFd event) = 0;
+  virtual void interrupt() = 0;
 };
 
 /// Regions of a PCI function, by the numbers of the protocol.
@@ -95,7 +111,7 @@ class VfioUser {
   int version(const Request& request, std::vector<std::byte>& reply);
   int map(Request& request);
   int unmap(const Request& request, std::vector<std::byte>& reply);
-  int set_interrupts(const Request& request) const;
+  int set_interrupts(Request& request);
   int access(const Request& request, bool writes, std::vector<std::byte>& reply);
 
   VfioFunction& function_;

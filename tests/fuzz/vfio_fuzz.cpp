@@ -3,6 +3,7 @@
 // is answered or ends the connection, answers are consistent, the device only gets memory that was
 // mapped, and no descriptor stays behind.
 #include <bowhead/format/pci.h>
+#include <sys/eventfd.h>
 #include <sys/stat.h>
 
 #include <cstdlib>
@@ -42,11 +43,14 @@ class Device final : public device::WindowDevice {
     return {BH_PCI_READY, {}};
   }
   void ring() override { check(is_started); }
+  void set_interrupt(UniqueFd event) override { event_ = std::move(event); }
+  void interrupt() override {}
+  void signal_completion() override { check(is_started); }
 
   bool is_started = false;
 
  private:
-  UniqueFd memory_;
+  UniqueFd memory_, event_;
 };
 
 class Run {
@@ -93,13 +97,15 @@ class Run {
       case 7:
         return send(write_register(BH_PCI_REG_CONTROL, input_.take<uint8_t>() % 2));
       case 8:
-        return send(write_register(BH_PCI_REG_DOORBELL, 1));
+        return send(write_register(BH_PCI_REG_DOORBELL, 1)) &&
+               send(write_register(BH_PCI_REG_SIGNAL, 1));
       case 9:
         return send(message(RESET));
       case 10: {
         const uint16_t command = input_.take<uint8_t>() % 20;
         const Bytes payload = some(input_.take<uint8_t>() % 64);
-        return send(message(command, payload, input_.take<uint8_t>()));
+        const auto flags = input_.take<uint8_t>();
+        return send(message(command, payload, flags), input_.take<uint8_t>() % 2);
       }
       default:
         return send_raw();
@@ -129,7 +135,9 @@ class Run {
 
   bool send(const Bytes& bytes, size_t count = 0) {
     std::vector<UniqueFd> descriptors;
-    for (size_t i = 0; i < count; ++i) descriptors.emplace_back(dup(file_.get()));
+    const bool event = number_at<uint16_t>(bytes, 2) == SET_IRQS && count == 1;
+    for (size_t i = 0; i < count; ++i)
+      descriptors.emplace_back(event ? eventfd(0, EFD_CLOEXEC) : dup(file_.get()));
     const std::vector<std::byte> exact(bytes);  // an overrun shows with the address sanitizer
     const auto outcome = user_.handle(exact, std::move(descriptors));
     const Bytes& reply = outcome.reply;

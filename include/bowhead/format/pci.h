@@ -28,9 +28,13 @@ enum {
   BH_PCI_REG_BYTES = 0x18,    /* written: of the window, 64 bits; the pool has no more */
   BH_PCI_REG_CONTROL = 0x20,  /* written: 1 enables, 0 disables, also after a failure */
   BH_PCI_REG_DOORBELL = 0x24, /* written, anything: there are commands */
+  BH_PCI_REG_SIGNAL = 0x28,   /* written, anything: the next completions are signalled, once */
   BH_PCI_REG_TEXT = 0x100     /* the sentence of STATUS, BH_PCI_TEXT_BYTES, zeros behind it */
 };
 #define BH_PCI_TEXT_BYTES 256u
+/* Behind the registers: MSI-X, one vector. */
+#define BH_PCI_MSIX_TABLE 0x800u
+#define BH_PCI_MSIX_PENDING 0xC00u
 
 /* States. */
 enum {
