@@ -2,6 +2,8 @@
 #include "driver-shim/queue_pair.h"
 
 #include <fmt/format.h>
+#include <poll.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -39,6 +41,9 @@ constexpr uint64_t kLookNs = 2 * kNsOfMs;
 constexpr uint64_t kSeekNs = 500 * kNsOfMs, kEnableNs = 5'000 * kNsOfMs;
 /// A device that had nothing to do for this long may sleep.
 constexpr uint64_t kAwakeNs = kNsOfMs;
+/// How long one that waits for a job is awake before it waits for a signal, and for that at most.
+constexpr uint64_t kBusyNs = 2 * kNsOfMs;
+constexpr int kSignalMs = 2;
 constexpr size_t kJobsMax = size_t{1} << 19;
 constexpr uint32_t kLivesMax = 3;  ///< of the device, that a job is sent to
 
@@ -127,7 +132,15 @@ class QueuePair::Impl {
   }
 
   void wait(Job& job) {
-    for (Backoff backoff; !poll(job);) backoff.pause();
+    Backoff backoff;
+    for (const uint64_t begin_ns = window_.access().recency_ns(); !poll(job);) {
+      const auto event =
+          window_.access().recency_ns() - begin_ns > kBusyNs ? event_of_card() : nullptr;
+      if (!event)
+        backoff.pause();
+      else if (!poll(job))  // it may have been done before a signal was asked for
+        await(*event);
+    }
   }
 
   void cancel(Job& job) {
@@ -542,6 +555,21 @@ class QueuePair::Impl {
       BOWHEAD_ASSERT(sent == count);  // this is the one thread that sends
       if (count > 0) ring(now_ns);
     }
+  }
+
+  /// Readable when there are completions from now on; null where there are no interrupts.
+  std::shared_ptr<const UniqueFd> event_of_card() {
+    const std::lock_guard lock(mutex_);
+    auto event = card_.event();
+    if (event) card_.signal_completion();
+    return event;
+  }
+  /// Another thread may take the signal.
+  static void await(const UniqueFd& event) {
+    pollfd one{event.get(), POLLIN, 0};
+    (void)::poll(&one, 1, kSignalMs);
+    uint64_t count;
+    (void)!read(event.get(), &count, sizeof count);
   }
 
   void ring(uint64_t now_ns) {

@@ -161,7 +161,7 @@ std::vector<DmaMapping> DmaMappings::all() const {
 std::optional<std::vector<DmaMapping>> DmaMappings::within(uint64_t address, uint64_t bytes) const {
   std::vector<DmaMapping> some;
   const auto last = last_of(address, bytes);
-  if (!last) return some;
+  if (!last) return std::nullopt;
   for (auto one = from(address); one != all_.end() && one->first <= *last; ++one) {
     if (one->first < address || one->second.last() > *last) return std::nullopt;
     some.push_back(one->second);
@@ -302,7 +302,6 @@ int VfioUser::unmap(const Request& request, std::vector<std::byte>& reply) {
   if (all && (asked->address != 0 || asked->bytes != 0)) return EINVAL;
   const auto some = all ? mappings_.all() : mappings_.within(asked->address, asked->bytes);
   if (!some) return EINVAL;
-  if (some->empty() && !all) return ENOENT;
   for (const DmaMapping& mapping : *some) {
     function_.release(mapping);
     mappings_.remove(mapping);

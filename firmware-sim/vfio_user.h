@@ -42,7 +42,7 @@ class DmaMappings {
   /// All of a range, of one file: as one mapping. Nullopt: some of it is not mapped, or the file
   /// has it in another order, or there are several.
   std::optional<DmaMapping> find(uint64_t address, uint64_t bytes) const;
-  /// Those that lie in a range, in their order. Nullopt: one lies there in part.
+  /// Those that lie in a range, in their order. Nullopt: one lies there in part, or it is no range.
   std::optional<std::vector<DmaMapping>> within(uint64_t address, uint64_t bytes) const;
   std::vector<DmaMapping> all() const;
   void remove(const DmaMapping& mapping) { all_.erase(mapping.address); }

@@ -106,6 +106,9 @@ TEST_F(PciCardTest, IsEnabledForTheMemoryOfThePool) {
   EXPECT_EQ(at(BH_PCI_REG_CONTROL), 7u);  // nothing was to be done
   another.ring();
   EXPECT_EQ(at(BH_PCI_REG_DOORBELL), 1u);
+  another.signal_completion();
+  EXPECT_EQ(at(BH_PCI_REG_SIGNAL), 1u);
+  EXPECT_EQ(another.event(), nullptr);  // without vfio there are no interrupts
   EXPECT_EQ(another.trouble(), "");
 }
 
@@ -156,6 +159,18 @@ TEST_F(PciCardTest, IsUnpluggedAndComesBack) {
   EXPECT_FALSE(card.serves());
   card.seek(true);
   EXPECT_NE(card.trouble().find("does not answer"), std::string::npos) << card.trouble();
+}
+
+TEST_F(PciCardTest, FunctionThatVfioDoesNotGiveIsNotMapped) {
+  plug();
+  fs::create_directories(root_ + "/sys/bus/pci/drivers/vfio-pci");
+  fs::create_symlink(root_ + "/sys/bus/pci/drivers/vfio-pci", root_ + folder_ + "/driver");
+  fs::create_symlink("/sys/kernel/iommu_groups/4095", root_ + folder_ + "/iommu_group");
+  PciCard card(files(), pool_);
+  card.seek(true);
+  EXPECT_NE(card.trouble().find("/dev/vfio/4095"), std::string::npos) << card.trouble();
+  EXPECT_EQ(content(folder_ + "/enable"), "0");
+  EXPECT_FALSE(card.serves() || card.is_starting());
 }
 
 TEST_F(PciCardTest, OtherPoolsAndVersionsAreLeftAlone) {
