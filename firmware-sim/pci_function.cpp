@@ -35,13 +35,13 @@ constexpr uint32_t kHasCapabilities = 0x10, kMsixId = 0x11;
 constexpr uint32_t kRevision = 1;
 
 /// The bits of a byte that a write changes.
-std::byte writable_bits(size_t at) {
+std::byte writable_bits(size_t at, bool has_interrupt) {
   if (at == COMMAND) return std::byte{0x06};  // memory space, bus master
   // The address of BAR 0, 32 bits, in memory, is a multiple of its size.
   if (at >= BAR_0 && at < BAR_0 + 4)
     return static_cast<std::byte>(~(BH_PCI_BAR_BYTES - 1) >> (at - BAR_0) * 8);
   if (at == INTERRUPT_LINE) return std::byte{0xFF};
-  if (at == MSIX_CONTROL + 1) return std::byte{0xC0};  // enabled, masked
+  if (at == MSIX_CONTROL + 1 && has_interrupt) return std::byte{0xC0};  // enabled, masked
   return std::byte{0};
 }
 
@@ -52,8 +52,8 @@ void store(uint64_t& number, bool high, uint32_t half) {
 
 }  // namespace
 
-PciFunction::PciFunction(const DmaMappings& mappings, WindowDevice& device)
-    : mappings_(mappings), device_(device) {
+PciFunction::PciFunction(const DmaMappings& mappings, WindowDevice& device, bool has_interrupt)
+    : mappings_(mappings), device_(device), has_interrupt_(has_interrupt) {
   reset_config();
 }
 
@@ -67,6 +67,7 @@ void PciFunction::reset_config() {
   put(REVISION_AND_CLASS, BH_PCI_CLASS << 8 | kRevision, 4);
   put(SUBSYSTEM_VENDOR, BH_PCI_VENDOR, 2);
   put(SUBSYSTEM, BH_PCI_DEVICE, 2);
+  if (!has_interrupt_) return;
   put(STATUS, kHasCapabilities, 2);
   put(CAPABILITIES, MSIX, 1);
   put(MSIX, kMsixId, 1);  // the last one, and one vector
@@ -117,7 +118,7 @@ void PciFunction::read(uint32_t region, uint64_t offset, std::span<std::byte> to
 void PciFunction::write(uint32_t region, uint64_t offset, std::span<const std::byte> from) {
   if (region == kConfigRegion) {
     for (size_t i = 0; i < from.size(); ++i) {
-      const std::byte mask = writable_bits(offset + i);
+      const std::byte mask = writable_bits(offset + i, has_interrupt_);
       config_[offset + i] = (config_[offset + i] & ~mask) | (from[i] & mask);
     }
     return;

@@ -39,14 +39,15 @@ class WindowDevice {
 /// Not thread-safe.
 class PciFunction final : public VfioFunction {
  public:
-  /// Both must outlive it.
-  PciFunction(const DmaMappings& mappings, WindowDevice& device);
+  /// Both must outlive it. `has_interrupt`: MSI-X.
+  PciFunction(const DmaMappings& mappings, WindowDevice& device, bool has_interrupt);
 
   uint64_t region_bytes(uint32_t region) const override;
   void read(uint32_t region, uint64_t offset, std::span<std::byte> to) override;
   void write(uint32_t region, uint64_t offset, std::span<const std::byte> from) override;
   void reset() override;
   void release(const DmaMapping& mapping) override;
+  bool has_interrupt() const override { return has_interrupt_; }
   void set_interrupt(UniqueFd event) override { device_.set_interrupt(std::move(event)); }
   void interrupt() override { device_.interrupt(); }
 
@@ -62,6 +63,7 @@ class PciFunction final : public VfioFunction {
 
   const DmaMappings& mappings_;
   WindowDevice& device_;
+  const bool has_interrupt_;
   std::array<std::byte, kConfigBytes> config_{};
   uint64_t window_ = 0, bytes_ = 0;
   bool is_started_ = false;       // the device, for the window

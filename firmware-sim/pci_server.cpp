@@ -95,6 +95,22 @@ class Connection {
   const std::function<bool()>& stops_;
 };
 
+/// Until the peer leaves or breaks the protocol, or it is time to stop.
+void converse(const Connection& peer, VfioUser& session) {
+  std::vector<std::byte> message(VfioUser::kMessageBytesMax);
+  for (;;) {
+    std::vector<UniqueFd> descriptors;
+    const auto header = std::span(message).first<VfioUser::kHeaderBytes>();
+    if (!peer.receive(header, descriptors)) return;
+    const auto bytes = VfioUser::message_bytes(header);
+    if (!bytes) return;
+    const auto whole = std::span(message).first(*bytes);
+    if (!peer.receive(whole.subspan(VfioUser::kHeaderBytes), descriptors)) return;
+    const auto outcome = session.handle(whole, std::move(descriptors));
+    if (!peer.send(outcome.reply) || outcome.ends) return;
+  }
+}
+
 Result<sockaddr_un> address_of(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -162,20 +178,10 @@ Result<void> PciServer::serve(VfioFunction& function, DmaMappings& mappings,
 
 void serve_connection(const UniqueFd& connection, const UniqueFd& listener, VfioFunction& function,
                       DmaMappings& mappings, const std::function<bool()>& stops) {
-  const Connection peer(connection, listener, stops);
   VfioUser session(function, mappings);
-  std::vector<std::byte> message(VfioUser::kMessageBytesMax);
-  for (;;) {
-    std::vector<UniqueFd> descriptors;
-    const auto header = std::span(message).first<VfioUser::kHeaderBytes>();
-    if (!peer.receive(header, descriptors)) return;
-    const auto bytes = VfioUser::message_bytes(header);
-    if (!bytes) return;
-    const auto whole = std::span(message).first(*bytes);
-    if (!peer.receive(whole.subspan(VfioUser::kHeaderBytes), descriptors)) return;
-    const auto outcome = session.handle(whole, std::move(descriptors));
-    if (!peer.send(outcome.reply) || outcome.ends) return;
-  }
+  converse(Connection(connection, listener, stops), session);
+  // Before the function is reset, which may take long: the machine is not to wait for answers.
+  (void)shutdown(connection.get(), SHUT_RDWR);
 }
 
 }  // namespace bowhead::device

@@ -70,7 +70,7 @@ struct Access {
 constexpr uint32_t kReadable = 1, kWritable = 2;  // mappings and regions
 constexpr uint32_t kUnmapAll = 2;
 constexpr uint32_t kCanReset = 1, kIsPci = 2;
-constexpr uint32_t kInterruptKinds = 5, kMsix = 2;  // of PCI functions; this one has MSI-X
+constexpr uint32_t kInterruptKinds = 5, kMsix = 2;  // of PCI functions
 constexpr uint32_t kSignalsEvents = 1;
 constexpr uint32_t kNoData = 1, kEventData = 4, kTrigger = 32;
 
@@ -250,7 +250,7 @@ int VfioUser::carry_out(Request& request, std::vector<std::byte>& reply) {
       const auto asked = request.exactly<InterruptInfo>();
       if (!asked || asked->room < sizeof(InterruptInfo) || asked->index >= kInterruptKinds)
         return EINVAL;
-      const bool has_one = asked->index == kMsix;
+      const bool has_one = asked->index == kMsix && function_.has_interrupt();
       append(reply, InterruptInfo{sizeof(InterruptInfo), has_one ? kSignalsEvents : 0, asked->index,
                                   has_one});
       return 0;
@@ -313,7 +313,7 @@ int VfioUser::unmap(const Request& request, std::vector<std::byte>& reply) {
 int VfioUser::set_interrupts(Request& request) {
   const auto asked = request.exactly<InterruptSet>();
   if (!asked || asked->index >= kInterruptKinds) return EINVAL;
-  const uint32_t most = asked->index == kMsix ? 1 : 0;
+  const uint32_t most = asked->index == kMsix && function_.has_interrupt() ? 1 : 0;
   if (asked->start > most || asked->count > most - asked->start) return EINVAL;
   if (asked->flags == (kNoData | kTrigger)) {
     if (asked->count != 0) function_.interrupt();

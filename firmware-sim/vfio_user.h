@@ -71,7 +71,9 @@ class VfioFunction {
   virtual void reset() = 0;
   /// The mapping goes when this returns.
   virtual void release(const DmaMapping& mapping) = 0;
-  /// What its one interrupt (MSI-X, vector 0) is signalled by, an eventfd; negative: nothing.
+  /// Whether it has one interrupt (MSI-X, vector 0), or none.
+  virtual bool has_interrupt() const = 0;
+  /// What that is signalled by, an eventfd; negative: nothing.
   virtual void set_interrupt(UniqueFd event) = 0;
   virtual void interrupt() = 0;
 };

@@ -100,7 +100,7 @@ class PciFunctionTest : public testing::Test {
 
   device::DmaMappings mappings_;
   FakeDevice device_;
-  device::PciFunction function_{mappings_, device_};
+  device::PciFunction function_{mappings_, device_, /*has_interrupt=*/true};
   std::optional<device::VfioUser> user_;
 };
 
@@ -375,10 +375,29 @@ TEST_F(PciFunctionTest, ReplyIsLeftOutIfNoneIsWanted) {
   EXPECT_TRUE(user_->handle(quiet, {}).reply.empty());  // EEXIST
 }
 
+TEST(VfioUser, FunctionMayHaveNoInterrupt) {
+  device::DmaMappings mappings;
+  FakeDevice device;
+  device::PciFunction function(mappings, device, /*has_interrupt=*/false);
+  device::VfioUser user(function, mappings);
+  (void)user.handle(version(), {});
+  const auto ask = [&](const Bytes& bytes) { return user.handle(bytes, {}).reply; };
+  EXPECT_EQ(number_at<uint32_t>(ask(read(kConfigRegion, 4, 4)), 32), 0u);
+  EXPECT_EQ(number_at<uint32_t>(ask(read(kConfigRegion, 0x34, 4)), 32), 0u);
+  const Bytes info = ask(message(GET_IRQ_INFO, bytes_of(uint32_t{16}, 0u, 2u, 0u)));
+  EXPECT_EQ(number_at<uint32_t>(info, 28), 0u);
+  const auto set = [&](uint32_t flags, uint32_t count) {
+    return error_of(ask(message(SET_IRQS, bytes_of(uint32_t{20}, flags, 2u, 0u, count))));
+  };
+  EXPECT_EQ(set(0x24, 1), uint32_t{EINVAL});
+  EXPECT_EQ(set(0x21, 1), uint32_t{EINVAL});
+  EXPECT_EQ(set(0x21, 0), 0u);
+}
+
 TEST(VfioUser, BeginsWithAVersion) {
   device::DmaMappings mappings;
   FakeDevice device;
-  device::PciFunction function(mappings, device);
+  device::PciFunction function(mappings, device, true);
   const auto first = [&](const Bytes& bytes) {
     device::VfioUser user(function, mappings);
     auto outcome = user.handle(bytes, {});
@@ -461,7 +480,7 @@ class Served {
  public:
   template <class... Arguments>
   explicit Served(Arguments&&... arguments)
-      : device(std::forward<Arguments>(arguments)...), function_(mappings_, device) {
+      : device(std::forward<Arguments>(arguments)...), function_(mappings_, device, true) {
     auto listening = device::PciServer::listen(path);
     EXPECT_TRUE(listening) << listening.error().message();
     thread_ = std::thread([this, server = std::move(*listening)]() mutable {

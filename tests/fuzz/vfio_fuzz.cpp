@@ -58,7 +58,7 @@ class Run {
   explicit Run(fuzz::Input& input)
       : input_(input),
         file_(memory(kFileBytes)),
-        function_(mappings_, device_),
+        function_(mappings_, device_, /*has_interrupt=*/true),
         user_(function_, mappings_) {}
 
   /// False: the connection ended.

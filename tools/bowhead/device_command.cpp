@@ -33,7 +33,7 @@ struct Arguments {
   std::optional<uint64_t> inject, clear;
   std::vector<std::string> faults;
   std::string profile;
-  bool json = false;
+  bool interrupts = false, json = false;
 };
 
 /// What `serve` and `pci` have in common.
@@ -107,7 +107,7 @@ int run_pci(const Arguments& a) {
       chosen_host(),
       {.threads = a.threads, .engine = injects ? &injector : nullptr, .profile = service->profile});
   device::DmaMappings mappings;
-  device::PciFunction function(mappings, device);
+  device::PciFunction function(mappings, device, a.interrupts);
   print(fmt::format("{}: the function waits for a machine{}\n", a.socket,
                     injects ? ", with faults that are injected" : ""));
   if (const int code = finish_output(kOk); code != kOk) return code;
@@ -322,6 +322,10 @@ void add_pci(CLI::App& group, Action& action, const Shared& a) {
   pci->add_option("socket", a->socket, "Path of the Unix socket that the machine connects to")
       ->required();
   add_service_options(*pci, a);
+  pci->add_flag(
+      "--interrupts", a->interrupts,
+      "With an interrupt (MSI-X), for a machine with an IOMMU; QEMU 11 cannot unplug such "
+      "a function");
   pci->footer(R"(
 Runs until SIGINT or SIGTERM. QEMU connects with
   -device '{"driver":"vfio-user-pci","bus":"pcie.0","rombar":0,
