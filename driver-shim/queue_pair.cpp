@@ -39,8 +39,8 @@ constexpr uint64_t kNsOfMs = 1'000'000;
 constexpr uint64_t kLookNs = 2 * kNsOfMs;
 /// How often a PCI function is looked for while there is no device, and how long one may take.
 constexpr uint64_t kSeekNs = 500 * kNsOfMs, kEnableNs = 5'000 * kNsOfMs;
-/// A device that had nothing to do for this long may sleep.
-constexpr uint64_t kAwakeNs = kNsOfMs;
+/// A device for which nothing came or went for this long may sleep. To ring takes some 50 us.
+constexpr uint64_t kAwakeNs = 2 * kNsOfMs;
 /// How long one that waits for a job is awake before it waits for a signal, and for that at most.
 constexpr uint64_t kBusyNs = 2 * kNsOfMs;
 constexpr int kSignalMs = 2;
@@ -495,7 +495,7 @@ class QueuePair::Impl {
         end_without_memory(some[i][BH_COMPLETION_ID]);
       }
     }
-    if (taken > 0) heard_ns_ = window_.access().recency_ns();
+    if (taken > 0) heard_ns_ = active_ns_ = window_.access().recency_ns();
   }
 
   /// A command that was completed, while this process had no memory for the answer.
@@ -573,7 +573,7 @@ class QueuePair::Impl {
   }
 
   void ring(uint64_t now_ns) {
-    if (now_ns - std::exchange(rung_ns_, now_ns) > kAwakeNs) card_.ring();
+    if (now_ns - std::exchange(active_ns_, now_ns) > kAwakeNs) card_.ring();
   }
 
   bool next_message(Message& message) {
@@ -783,7 +783,7 @@ class QueuePair::Impl {
   uint64_t session_ = 0;
   uint64_t looked_ns_ = 0;  // whether there is a device
   uint64_t sought_ns_ = 0;  // when a card was sought; 0: never
-  uint64_t rung_ns_ = 0;    // when commands were sent last
+  uint64_t active_ns_ = 0;  // when messages came or went last
   std::optional<Area> requests_;
   Pieces request_pieces_, answer_pieces_;
   uint64_t answers_offset_ = 0;
