@@ -31,6 +31,7 @@ class Topology:
     needs_host_command: bool = False
     interleaved: bool = False  # emulated access by access, not mapped
     shared_ram: bool = False  # so that processes of this host can be devices of the guest
+    iommu: bool = False
 
     def arguments(self, paths):
         """Arguments of QEMU; `paths` has the file of each memory."""
@@ -40,9 +41,13 @@ class Topology:
         if self.shared_ram:
             objects.append("memory-backend-memfd,id=ram,size=1G,share=on")
             machine += ",memory-backend=ram"
+        devices = self.devices
+        if self.iommu:
+            devices = ["intel-iommu,intremap=on,caching-mode=on", *devices]  # first
+            machine += ",kernel-irqchip=split"
         return ["-M", machine,
                 *itertools.chain(*(("-object", text) for text in objects)),
-                *itertools.chain(*(("-device", text) for text in self.devices))]
+                *itertools.chain(*(("-device", text) for text in devices))]
 
 
 def volatile(number, bus):
@@ -52,6 +57,7 @@ def volatile(number, bus):
 
 
 ONE = [*BRIDGE, volatile(0, "rp0")]
+SLOT = "pcie-root-port,bus=pcie.0,id=card0,chassis=1,slot=8"
 ONE_MEMORY = {"memory0": DEVICE_BYTES}
 TWO_MEMORIES = {"memory0": DEVICE_BYTES, "memory1": DEVICE_BYTES}
 
@@ -80,8 +86,10 @@ ALL = {
         ONE, ONE_MEMORY, needs_host_command=True),
     "card-and-host": Topology(
         "the same; a process of this host can be a PCI function of the guest (bus=card0)",
-        [*ONE, "pcie-root-port,bus=pcie.0,id=card0,chassis=1,slot=8"], ONE_MEMORY,
-        needs_host_command=True, shared_ram=True),
+        [*ONE, SLOT], ONE_MEMORY, needs_host_command=True, shared_ram=True),
+    "card-and-iommu": Topology(
+        "the same with an IOMMU, which gives the function to a process of the guest (vfio-pci)",
+        [*ONE, SLOT], ONE_MEMORY, needs_host_command=True, shared_ram=True, iommu=True),
     "hot-plug": Topology(
         "one guest, one volatile device; a second one can be plugged in by QMP (--host)",
         ONE, TWO_MEMORIES),
