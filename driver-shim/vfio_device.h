@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// VfioDevice: a PCI function that the kernel gives to this process alone (linux/vfio.h). It needs an
-// IOMMU, which lets the function reach the memory that this process maps for it and no other; and
-// it is the way in which interrupts come to a process.
+// VfioDevice: a PCI function that the kernel gives to this process alone (linux/vfio.h). It needs
+// an IOMMU, which lets the function reach the memory that this process maps for it and no other;
+// and it is the way in which interrupts come to a process.
 #pragma once
 
 #include <cstddef>
