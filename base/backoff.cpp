@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/backoff.h"
 
+#include <linux/futex.h>
 #include <sched.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 
@@ -28,7 +31,19 @@ void cpu_relax() {
 #endif
 }
 
-void Backoff::pause(bool may_sleep) {
+void Bell::ring() {
+  if (rung_.exchange(1) == 0)
+    syscall(SYS_futex, &rung_, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
+}
+
+bool Bell::sleep(uint64_t ns) {
+  const timespec most{0, static_cast<long>(ns)};
+  // Returns at once if it was rung since it was looked at last.
+  syscall(SYS_futex, &rung_, FUTEX_WAIT_PRIVATE, 0, &most, nullptr, 0);
+  return rung_.exchange(0) != 0;
+}
+
+void Backoff::pause(bool may_sleep, Bell* bell) {
   if (round_ < kSpins) {
     if (++round_ == kSpins) begun_ns_ = now_ns();
     cpu_relax();
@@ -39,7 +54,12 @@ void Backoff::pause(bool may_sleep) {
     sched_yield();
     return;
   }
-  const timespec some{0, static_cast<long>(std::min(waited_ns / 16, kSleepNsMax))};
+  const uint64_t sleep_ns = std::min(waited_ns / 16, kSleepNsMax);
+  if (bell != nullptr) {
+    if (bell->sleep(sleep_ns)) reset();
+    return;
+  }
+  const timespec some{0, static_cast<long>(sleep_ns)};
   nanosleep(&some, nullptr);
 }
 

@@ -2,6 +2,8 @@
 #include "driver-shim/queue_pair.h"
 
 #include <fmt/format.h>
+#include <poll.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -17,6 +19,7 @@
 #include "base/assert.h"
 #include "base/backoff.h"
 #include "base/checksum.h"
+#include "driver-shim/pci_card.h"
 #include "driver-shim/pieces.h"
 #include "firmware-sim/areas.h"
 #include "firmware-sim/wire.h"
@@ -34,6 +37,13 @@ constexpr uint64_t kSentenceBytes = 512;
 constexpr uint64_t kNsOfMs = 1'000'000;
 /// How often it is asked whether there is a device, while something is under way.
 constexpr uint64_t kLookNs = 2 * kNsOfMs;
+/// How often a PCI function is looked for while there is no device, and how long one may take.
+constexpr uint64_t kSeekNs = 500 * kNsOfMs, kEnableNs = 5'000 * kNsOfMs;
+/// A device for which nothing came or went for this long may sleep. To ring takes some 50 us.
+constexpr uint64_t kAwakeNs = 2 * kNsOfMs;
+/// How long one that waits for a job is awake before it waits for a signal, and for that at most.
+constexpr uint64_t kBusyNs = 2 * kNsOfMs;
+constexpr int kSignalMs = 2;
 constexpr size_t kJobsMax = size_t{1} << 19;
 constexpr uint32_t kLivesMax = 3;  ///< of the device, that a job is sent to
 
@@ -61,8 +71,10 @@ Error device_lost(const char* why) {
 
 class QueuePair::Impl {
  public:
-  Impl(Pool& pool, Window window, uint32_t pair, const QueuePairOptions& options)
+  Impl(Pool& pool, const PoolInfo& info, Window window, uint32_t pair,
+       const QueuePairOptions& options)
       : window_(std::move(window)),
+        card_(shim::HostFiles(), info),
         areas_(pool, "requests"),
         options_{Pieces::lines(options.request_bytes), Pieces::lines(options.answer_bytes),
                  options.timeout_ms},
@@ -86,6 +98,7 @@ class QueuePair::Impl {
     request_pieces_.reset(requests_->bytes());
     channel_.open();
     session_ = channel_.peer_session();
+    await_card();
     return {};
   }
 
@@ -119,7 +132,15 @@ class QueuePair::Impl {
   }
 
   void wait(Job& job) {
-    for (Backoff backoff; !poll(job);) backoff.pause();
+    Backoff backoff;
+    for (const uint64_t begin_ns = window_.access().recency_ns(); !poll(job);) {
+      const auto event =
+          window_.access().recency_ns() - begin_ns > kBusyNs ? event_of_card() : nullptr;
+      if (!event)
+        backoff.pause();
+      else if (!poll(job))  // it may have been done before a signal was asked for
+        await(*event);
+    }
   }
 
   void cancel(Job& job) {
@@ -207,8 +228,25 @@ class QueuePair::Impl {
     std::optional<Result<cxl::Reply>> reply;
   };
 
-  static Error device_gone() {
-    return device_lost("does not run: start it with `bowhead device serve`");
+  Error device_gone() const {
+    if (card_.trouble().empty())
+      return device_lost("does not run: start it with `bowhead device serve`");
+    return device_lost(
+        fmt::format("does not run, and as a PCI function it cannot: {}", card_.trouble()).c_str());
+  }
+
+  /// Unless another device serves the pool.
+  void seek_card(uint64_t now_ns) {
+    if (sought_ns_ != 0 && now_ns - sought_ns_ < kSeekNs) return;
+    sought_ns_ = now_ns;
+    card_.seek(/*may_enable=*/!window_.has_device());
+  }
+  void await_card() {
+    const uint64_t begin_ns = window_.access().recency_ns();
+    seek_card(begin_ns);
+    for (Backoff backoff; card_.is_starting(); backoff.pause()) {
+      if (window_.access().recency_ns() - begin_ns > kEnableNs) break;
+    }
   }
   /// What the process would say to a request that cannot be sent.
   static Error refusal(const Job& job, Error otherwise) {
@@ -361,18 +399,23 @@ class QueuePair::Impl {
       harvest();
       if (now_ns - looked_ns_ > kLookNs) {
         looked_ns_ = now_ns;
-        if (is_gone()) give_up(device_gone());
+        if (is_gone(now_ns)) give_up(device_gone());
         end_unanswered(now_ns);
       }
-      send_waiting();
+      send_waiting(now_ns);
     } catch (const std::bad_alloc&) {
       // What could not be done is tried again.
     }
     return now_ns;
   }
 
-  /// No device runs, or none can be reached.
-  bool is_gone() { return window_.access().media_failed() || !window_.has_device(); }
+  /// No device runs, none is about to, or none can be reached.
+  bool is_gone(uint64_t now_ns) {
+    if (window_.access().media_failed()) return true;
+    if (window_.has_device()) return false;
+    seek_card(now_ns);
+    return !card_.is_starting() && !card_.serves();
+  }
 
   /// Nothing can be asked.
   void give_up(const Error& why) {
@@ -452,7 +495,7 @@ class QueuePair::Impl {
         end_without_memory(some[i][BH_COMPLETION_ID]);
       }
     }
-    if (taken > 0) heard_ns_ = window_.access().recency_ns();
+    if (taken > 0) heard_ns_ = active_ns_ = window_.access().recency_ns();
   }
 
   /// A command that was completed, while this process had no memory for the answer.
@@ -505,7 +548,7 @@ class QueuePair::Impl {
 
   // ---- to the device ----
 
-  void send_waiting() {
+  void send_waiting(uint64_t now_ns) {
     std::array<Message, kAtOnce> some;
     for (bool more = true; more;) {
       const size_t room = std::min<uint64_t>(channel_.free_slots(), some.size());
@@ -518,7 +561,27 @@ class QueuePair::Impl {
       }
       const size_t sent = channel_.send({some.data(), count});
       BOWHEAD_ASSERT(sent == count);  // this is the one thread that sends
+      if (count > 0) ring(now_ns);
     }
+  }
+
+  /// Readable when there are completions from now on; null where there are no interrupts.
+  std::shared_ptr<const UniqueFd> event_of_card() {
+    const std::lock_guard lock(mutex_);
+    auto event = card_.event();
+    if (event) card_.signal_completion();
+    return event;
+  }
+  /// Another thread may take the signal.
+  static void await(const UniqueFd& event) {
+    pollfd one{event.get(), POLLIN, 0};
+    (void)::poll(&one, 1, kSignalMs);
+    uint64_t count;
+    (void)!read(event.get(), &count, sizeof count);
+  }
+
+  void ring(uint64_t now_ns) {
+    if (now_ns - std::exchange(active_ns_, now_ns) > kAwakeNs) card_.ring();
   }
 
   bool next_message(Message& message) {
@@ -719,6 +782,7 @@ class QueuePair::Impl {
   }
 
   Window window_;
+  PciCard card_;
   device::Areas areas_;
   const QueuePairOptions options_;
 
@@ -726,6 +790,8 @@ class QueuePair::Impl {
   Window::Channel channel_;
   uint64_t session_ = 0;
   uint64_t looked_ns_ = 0;  // whether there is a device
+  uint64_t sought_ns_ = 0;  // when a card was sought; 0: never
+  uint64_t active_ns_ = 0;  // when messages came or went last
   std::optional<Area> requests_;
   Pieces request_pieces_, answer_pieces_;
   uint64_t answers_offset_ = 0;
@@ -751,7 +817,9 @@ Result<std::unique_ptr<QueuePair>> QueuePair::open(Pool& pool, const QueuePairOp
   if (!window) return window.error();
   const auto pair = window->take_pair();
   if (!pair) return pair.error();
-  auto impl = std::make_unique<Impl>(pool, std::move(*window), *pair, options);
+  const auto info = pool.info();
+  if (!info) return info.error();
+  auto impl = std::make_unique<Impl>(pool, *info, std::move(*window), *pair, options);
   if (auto good = impl->begin(); !good) return good.error();
   return std::unique_ptr<QueuePair>(new QueuePair(std::move(impl)));
 }

@@ -4,6 +4,9 @@
 //
 // It has no thread: jobs make progress when a thread submits, polls or waits.
 //
+// Where the device is a PCI function of this machine (pci_card.h), and no device serves the pool,
+// the function is enabled for it: when the pair is opened, and again while jobs are DEVICE_LOST.
+//
 // Invariants, under the mutex
 //   P1 The memory of a command, for its request and its answer, is not reused before the command
 //      completes or the device is known to have ended, even if no thread waits for it.

@@ -38,6 +38,7 @@ class Device::Impl final : private MailboxDevice {
         areas_(pool, "answers"),
         engine_(options.engine != nullptr ? *options.engine : process_engine_),
         profile_(options.profile),
+        completed_(options.completed),
         threads_(std::max(options.threads, 1u)),
         idle_ns_(options.idle_ms * 1'000'000),
         hotness_(window_.pool_bytes()),
@@ -73,6 +74,8 @@ class Device::Impl final : private MailboxDevice {
     };
     return {get(commands_), get(refused_), get(read_bytes_), get(waiting_), get(with_area_)};
   }
+
+  void ring() { bell_.ring(); }
 
  private:
   // ---- for the mailbox ----
@@ -119,7 +122,7 @@ class Device::Impl final : private MailboxDevice {
       } else if (some) {
         backoff.reset();
       } else if (!stopping_) {
-        running_.empty() ? backoff.pause() : backoff.pause_awake();
+        running_.empty() ? backoff.pause(bell_) : backoff.pause_awake();
       }
     }
   }
@@ -292,7 +295,7 @@ class Device::Impl final : private MailboxDevice {
         const uint64_t at = window_.commands(host, number);
         if (!pair) window_.access().acquire(at, BH_LINE_BYTES);
         if (!pair && window_.access().load(at) != 0)
-          pair = std::make_unique<Pair>(window_, areas_, host, number);
+          pair = std::make_unique<Pair>(window_, areas_, host, number, completed_);
         with_area += pair && pair->area() ? 1 : 0;
       }
     }
@@ -322,6 +325,7 @@ class Device::Impl final : private MailboxDevice {
   ndp::ProcessEngine process_engine_;
   ndp::Engine& engine_;
   const std::optional<Profile> profile_;
+  const std::function<void()> completed_;
   const uint32_t threads_;
   const uint64_t idle_ns_;
   HotnessMonitor hotness_;
@@ -330,6 +334,8 @@ class Device::Impl final : private MailboxDevice {
   const std::function<bool()>* stops_ = nullptr;
   std::atomic<bool> stopping_{false};
   std::atomic<uint64_t> commands_{0}, refused_{0}, read_bytes_{0}, waiting_{0}, with_area_{0};
+
+  Bell bell_;
 
   std::mutex front_;
   // Of the thread that holds the front. A task that is worked on is its worker's.
@@ -354,5 +360,6 @@ Result<std::unique_ptr<Device>> Device::make(Pool& pool, const Options& options)
 
 Result<void> Device::serve(const std::function<bool()>& stops) { return impl_->serve(stops); }
 Counters Device::counters() const { return impl_->counters_now(); }
+void Device::ring() { impl_->ring(); }
 
 }  // namespace bowhead::device

@@ -42,6 +42,8 @@ struct Options {
   /// Carries out requests in the thread that submits them; must outlive the device. A request that
   /// it ends with DEVICE_LOST gets no completion. Null: a ProcessEngine.
   ndp::Engine* engine = nullptr;
+  /// Called by its threads after completions were sent, if there is one.
+  std::function<void()> completed = {};
   std::optional<Profile> profile = {};  ///< completions say how long this hardware would take
   uint64_t idle_ms = 60'000;  ///< memory for answers of a process that asks nothing is freed then
 };
@@ -57,8 +59,10 @@ class Device {
   /// Returns why it cannot go on: HOST_FENCED, HOST_ID_CONFLICT, MEDIA_ERROR, CLOSED, IN_USE
   /// (Window::heartbeat()), SYSTEM (no thread).
   Result<void> serve(const std::function<bool()>& stops);
-  /// Thread-safe.
+  /// Thread-safe, as all that follows.
   Counters counters() const;
+  /// There are commands: a device that sleeps looks for them now, and not at its next turn.
+  void ring();
 
  private:
   class Impl;

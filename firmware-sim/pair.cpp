@@ -17,11 +17,13 @@ constexpr size_t kCompletionsMax = 64;
 
 }  // namespace
 
-Pair::Pair(Window& window, Areas& areas, uint32_t host, uint32_t number)
+Pair::Pair(Window& window, Areas& areas, uint32_t host, uint32_t number,
+           const std::function<void()>& completed)
     : window_(window),
       areas_(areas),
       host_(host),
       number_(number),
+      completed_(completed),
       channel_(window.access(), window.completions(host, number), window.commands(host, number),
                BH_DEVICE_QUEUE_BYTES) {
   channel_.open();
@@ -94,6 +96,7 @@ bool Pair::send() {
   const size_t sent = completions_.empty() ? 0 : channel_.send(completions_);
   completions_.erase(completions_.begin(),
                      completions_.begin() + static_cast<std::ptrdiff_t>(sent));
+  if (sent > 0 && completed_) completed_();
   return completions_.empty();
 }
 

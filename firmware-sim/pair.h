@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -18,7 +19,9 @@ namespace bowhead::device {
 /// For the thread that holds the front.
 class Pair {
  public:
-  Pair(Window& window, Areas& areas, uint32_t host, uint32_t number);
+  /// `completed`, if there is one, is called after completions were sent; it must outlive the pair.
+  Pair(Window& window, Areas& areas, uint32_t host, uint32_t number,
+       const std::function<void()>& completed);
 
   /// Commands that have arrived; none while there is no room for what they lead to. `session()` may
   /// be another one then.
@@ -54,6 +57,7 @@ class Pair {
   Window& window_;
   Areas& areas_;
   const uint32_t host_, number_;
+  const std::function<void()>& completed_;
   Window::Channel channel_;
   uint64_t peer_session_ = 0, session_ = 0;
   std::shared_ptr<Area> area_;

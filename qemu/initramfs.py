@@ -19,7 +19,7 @@ TOOLS = ["busybox", "cxl", "daxctl", "ndctl", "numactl"]
 MODULES = ["cxl_acpi", "cxl_pci", "cxl_mem", "cxl_pmem", "cxl_port", "libnvdimm", "nd_pmem",
            "device_dax", "dax_pmem", "dax_hmem", "dax_cxl", "virtio_pci", "virtio_console"]
 # In /lib/modules for insmod. kmem, loaded earlier, would turn CXL memory into system memory.
-MODULES_ON_DEMAND = ["kmem", "uio", "uio_pci_generic", "virtio_blk"]
+MODULES_ON_DEMAND = ["kmem", "uio", "uio_pci_generic", "vfio_iommu_type1", "vfio_pci", "virtio_blk"]
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
 LOADER = "usr/lib64/ld-linux-x86-64.so.2"
 MERGED = ["bin", "sbin", "lib", "lib64"]  # links to the folders of that name in /usr

@@ -30,14 +30,24 @@ class Topology:
     guests: int = 1
     needs_host_command: bool = False
     interleaved: bool = False  # emulated access by access, not mapped
+    shared_ram: bool = False  # so that processes of this host can be devices of the guest
+    iommu: bool = False
 
     def arguments(self, paths):
         """Arguments of QEMU; `paths` has the file of each memory."""
         objects = [f"memory-backend-file,id={name},size={size},share=on,mem-path={paths[name]}"
                    for name, size in self.memories.items()]
-        return ["-M", f"q35,cxl=on,{WINDOW}",
+        machine = f"q35,cxl=on,{WINDOW}"
+        if self.shared_ram:
+            objects.append("memory-backend-memfd,id=ram,size=1G,share=on")
+            machine += ",memory-backend=ram"
+        devices = self.devices
+        if self.iommu:
+            devices = ["intel-iommu,intremap=on,caching-mode=on", *devices]  # first
+            machine += ",kernel-irqchip=split"
+        return ["-M", machine,
                 *itertools.chain(*(("-object", text) for text in objects)),
-                *itertools.chain(*(("-device", text) for text in self.devices))]
+                *itertools.chain(*(("-device", text) for text in devices))]
 
 
 def volatile(number, bus):
@@ -47,6 +57,7 @@ def volatile(number, bus):
 
 
 ONE = [*BRIDGE, volatile(0, "rp0")]
+SLOT = "pcie-root-port,bus=pcie.0,id=card0,chassis=1,slot=8"
 ONE_MEMORY = {"memory0": DEVICE_BYTES}
 TWO_MEMORIES = {"memory0": DEVICE_BYTES, "memory1": DEVICE_BYTES}
 
@@ -73,6 +84,12 @@ ALL = {
     "guest-and-host": Topology(
         "one guest and a command on this host (--host), one memory: /dev/dax0.0 and $MEMORY0",
         ONE, ONE_MEMORY, needs_host_command=True),
+    "card-and-host": Topology(
+        "the same; a process of this host can be a PCI function of the guest (bus=card0)",
+        [*ONE, SLOT], ONE_MEMORY, needs_host_command=True, shared_ram=True),
+    "card-and-iommu": Topology(
+        "the same with an IOMMU, which gives the function to a process of the guest (vfio-pci)",
+        [*ONE, SLOT], ONE_MEMORY, needs_host_command=True, shared_ram=True, iommu=True),
     "hot-plug": Topology(
         "one guest, one volatile device; a second one can be plugged in by QMP (--host)",
         ONE, TWO_MEMORIES),

@@ -22,7 +22,8 @@
 namespace bowhead {
 namespace {
 
-const MediumDriver* const kDrivers[] = {&kShmDriver, &kNumaDriver, &kDaxDriver, &kFileDriver};
+const MediumDriver* const kDrivers[] = {&kShmDriver, &kNumaDriver, &kDaxDriver, &kFileDriver,
+                                        &kDescriptorDriver};
 
 struct ParsedLocator {
   const MediumDriver* driver;
@@ -37,7 +38,8 @@ Result<ParsedLocator> parse_one(const std::string& locator) {
     if (locator.size() > length && locator.starts_with(driver->scheme) && locator[length] == ':') {
       return ParsedLocator{driver, locator.substr(length + 1), locator};
     }
-    usages += fmt::format("{}{}", usages.empty() ? "" : " or ", driver->usage);
+    if (!driver->usage.empty())
+      usages += fmt::format("{}{}", usages.empty() ? "" : " or ", driver->usage);
   }
   return Error{Status::BAD_LOCATOR,
                fmt::format("'{}' names no medium: a locator is {}, or several of these joined by +",
@@ -266,6 +268,11 @@ std::optional<MediaId> Medium::id() const {
   struct stat info;
   if (fstat(lock_fd(), &info) != 0) return std::nullopt;
   return MediaId{info.st_dev, info.st_ino};
+}
+
+bool Medium::has_name() const {
+  struct stat info;
+  return fstat(lock_fd(), &info) != 0 || info.st_nlink > 0;
 }
 
 Result<void> Medium::open_locks() {
@@ -554,10 +561,8 @@ mode_t Media::mode() const {
 }
 
 bool Media::has_name() const {
-  return std::all_of(media_.begin(), media_.end(), [](const auto& medium) {
-    struct stat info;
-    return fstat(medium->lock_fd(), &info) != 0 || info.st_nlink > 0;
-  });
+  return std::all_of(media_.begin(), media_.end(),
+                     [](const auto& medium) { return medium->has_name(); });
 }
 
 Result<std::unique_ptr<Media>> create_media(const std::string& locator,

@@ -4,7 +4,8 @@
 // Locators: `shm:NAME` (tmpfs, or hugetlbfs when it has room), `numa:NODE/NAME` (the same on one
 // NUMA node), `dax:/dev/daxX.Y` (CXL or persistent memory as a device), `file:/PATH` (fsdax or a
 // regular file), or several of these joined with `+`: the bytes lie on all of them in stripes
-// (stripes.h), so that a large value is read from all at once.
+// (stripes.h), so that a large value is read from all at once. For programs: `fd:NUMBER`, memory
+// whose descriptor this process was given.
 #pragma once
 
 #include <bowhead/format/medium.h>

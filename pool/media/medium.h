@@ -103,6 +103,8 @@ class Medium {
   bool writable() const { return writable_; }
 
   virtual std::optional<MediaId> id() const;
+  /// False once no name leads to the object any more. Costs a system call.
+  virtual bool has_name() const;
   /// Gives an object in the making its name. Without this it goes with the Medium. Returns
   /// POOL_EXISTS (another process was faster), CANCELLED, SYSTEM.
   virtual Result<void> keep(const MediaCreateOptions& options) = 0;
@@ -124,7 +126,7 @@ class Medium {
 /// are those of create_media(), open_media() and remove_media(); sizes were checked before.
 struct MediumDriver {
   std::string_view scheme;
-  std::string_view usage;  ///< the form of a locator, for messages
+  std::string_view usage;  ///< the form of a locator, for messages; empty: not for people
   /// An object in the making: zeros, all its space allocated.
   Result<std::unique_ptr<Medium>> (*make)(const std::string& rest,
                                           const MediaCreateOptions& options);
@@ -140,5 +142,6 @@ extern const MediumDriver kShmDriver;
 extern const MediumDriver kFileDriver;
 extern const MediumDriver kNumaDriver;
 extern const MediumDriver kDaxDriver;
+extern const MediumDriver kDescriptorDriver;
 
 }  // namespace bowhead

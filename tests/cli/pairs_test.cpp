@@ -105,8 +105,10 @@ const std::map<std::string, std::string> kSamples = {
     {"media", "NEW"},
     {"set", "1"},
     {"device", "mem0"},
+    {"socket", "FOLDER/socket"},
     {"device_serve --inject", "drop:100"},
-    {"device_serve --profile", "m2ndp"},
+    {"device_pci --inject", "drop:100"},
+    {"--profile", "m2ndp"},
     {"--inject", "64"},
     {"--clear", "64"},
     {"--threads", "2"},
@@ -170,7 +172,8 @@ std::string content_of(const std::string& path) {
 
 /// A command that only a signal ends.
 bool is_endless(const Words& words) {
-  return words[0] == "host" || (words[0] == "device" && words[1] == "serve") ||
+  return words[0] == "host" ||
+         (words[0] == "device" && (words[1] == "serve" || words[1] == "pci")) ||
          std::find(words.begin(), words.end(), "--watch") != words.end();
 }
 

@@ -8,6 +8,7 @@
 #include <bowhead/format/host.h>
 #include <bowhead/format/index.h>
 #include <bowhead/format/medium.h>
+#include <bowhead/format/pci.h>
 #include <bowhead/format/superblock.h>
 #include <bowhead/status.h>
 #include <stddef.h>

@@ -7,6 +7,7 @@ anew, in any order. It fails by an exception.
 """
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import json
 import os
@@ -31,6 +32,7 @@ REFUSED = 3  # the exit code of `bowhead` if the pool or the system refuses
 COMMAND_SECONDS = 120  # of one command, on a busy machine
 SCENARIO_SECONDS = 600
 SKIPPED = 77
+PREFIX = "bowhead-qemu-test."  # of temporary folders
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,18 +41,19 @@ class Scenario:
     topology: str
     programs: tuple  # paths in the build folder, copied into the guests without debug information
     one_processor: bool = False
+    named_memory: bool = False  # its file has a path that pools can be opened by
 
 
 ALL = {}
 
 
-def scenario(topology, *programs, also_with_one_processor=False):
+def scenario(topology, *programs, also_with_one_processor=False, named_memory=False):
     """Registers a function as a scenario, with `bowhead` and other programs in the guests. With one
     processor, emulation loses atomic updates of words that guests share."""
     def register(function):
         name = function.__name__
         programs_ = ("tools/bowhead/bowhead", *programs)
-        ALL[name] = Scenario(function, topology, programs_)
+        ALL[name] = Scenario(function, topology, programs_, named_memory=named_memory)
         if also_with_one_processor:
             ALL[f"{name}_with_one_processor"] = Scenario(function, topology, programs_, True)
         return function
@@ -151,7 +154,7 @@ class Guest:
         control.boot(self.boot_path)
 
 
-def eventually(condition, seconds=COMMAND_SECONDS):
+def eventually(condition, seconds=COMMAND_SECONDS, pause=0.2):
     """Waits until the condition holds, and returns it."""
     deadline = time.monotonic() + seconds
     while True:
@@ -159,7 +162,7 @@ def eventually(condition, seconds=COMMAND_SECONDS):
         if result:
             return result
         assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.2)
+        time.sleep(pause)
 
 
 def fence(guest, dead, host):
@@ -203,7 +206,8 @@ def run(script, name, build):
     if status:
         return status
     this = ALL[name]
-    with tempfile.TemporaryDirectory(prefix="bowhead-qemu-test.") as folder:
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX))
         copies = []
         for program in this.programs:
             copy = pathlib.Path(folder, pathlib.Path(program).name)
@@ -214,6 +218,11 @@ def run(script, name, build):
             copies += ["--copy", str(copy)]
         host = shlex.join([sys.executable, "-B", str(script), "--inside", name])
         smp = ["--qemu-args=-smp 1,maxcpus=1"] if this.one_processor else []
-        return subprocess.run([ROOT / "qemu/run", this.topology, *copies, *smp, "--timeout",
+        state = []
+        if this.named_memory:
+            memory = stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm", prefix=PREFIX))
+            state = ["--state", memory]
+        return subprocess.run([ROOT / "qemu/run", this.topology, *copies, *smp, *state, "--timeout",
                                str(SCENARIO_SECONDS), "--host", host], check=False,
-                              stdin=subprocess.DEVNULL).returncode
+                              stdin=subprocess.DEVNULL,
+                              env={**os.environ, "BOWHEAD": build / this.programs[0]}).returncode

@@ -8,11 +8,12 @@ import pathlib
 import sys
 
 import chaos
+import device
 import guests
 import one_host
 import two_hosts
 
-MODULES = (chaos, one_host, two_hosts)  # imported for what they register
+MODULES = (chaos, device, one_host, two_hosts)  # imported for what they register
 
 
 def main():

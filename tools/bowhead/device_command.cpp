@@ -15,6 +15,9 @@
 #include "driver-shim/mailbox.h"
 #include "driver-shim/queue_pair.h"
 #include "firmware-sim/device.h"
+#include "firmware-sim/pci_function.h"
+#include "firmware-sim/pci_server.h"
+#include "firmware-sim/pool_device.h"
 #include "ndp/injector.h"
 #include "tools/bowhead/cli.h"
 #include "tools/bowhead/json.h"
@@ -25,39 +28,51 @@ namespace bowhead::cli {
 namespace {
 
 struct Arguments {
-  std::string locator;
+  std::string locator, socket;
   uint32_t count = 1000, threads = 1;
   std::optional<uint64_t> inject, clear;
   std::vector<std::string> faults;
   std::string profile;
-  bool json = false;
+  bool interrupts = false, json = false;
 };
 
-int run_serve(const Arguments& a) {
+/// What `serve` and `pci` have in common.
+struct Service {
   std::vector<ndp::Fault> faults;
+  std::optional<device::Profile> profile;
+};
+
+Result<Service> service_of(const Arguments& a) {
+  Service service;
   for (const std::string& text : a.faults) {
     const auto fault = ndp::parse_fault(text);
-    if (!fault) return fail(fault.error());
-    faults.push_back(*fault);
+    if (!fault) return fault.error();
+    service.faults.push_back(*fault);
   }
-  std::optional<device::Profile> profile;
   if (!a.profile.empty()) {
     const auto named = device::profile_named(a.profile);
-    if (!named) return fail(named.error());
-    profile = *named;
+    if (!named) return named.error();
+    service.profile = *named;
   }
+  return service;
+}
+
+int run_serve(const Arguments& a) {
+  const auto service = service_of(a);
+  if (!service) return fail(service.error());
   Interruption interruption;
   ProgressLine progress;
   auto pool = open_pool(a.locator, progress.callback());
   if (!pool) return fail(pool.error(), a.locator);
   ndp::ProcessEngine engine;
-  ndp::Injector injector(engine, faults);
+  ndp::Injector injector(engine, service->faults);
+  const bool injects = !service->faults.empty();
   const auto device = device::Device::make(
       *pool,
-      {.threads = a.threads, .engine = faults.empty() ? nullptr : &injector, .profile = profile});
+      {.threads = a.threads, .engine = injects ? &injector : nullptr, .profile = service->profile});
   if (!device) return fail(*pool, device.error(), a.locator);
   print(fmt::format("{}: the device is up{}\n", a.locator,
-                    faults.empty() ? "" : ", with faults that are injected"));
+                    injects ? ", with faults that are injected" : ""));
   if (const int code = finish_output(kOk); code != kOk) return code;
   const auto served = (*device)->serve([&] { return interruption.came(); });
   if (!served) return fail(*pool, served.error(), a.locator);
@@ -66,6 +81,27 @@ int run_serve(const Arguments& a) {
                     grouped(counters.commands), grouped(counters.refused),
                     exact_bytes(counters.read_bytes)));
   return kOk;
+}
+
+int run_pci(const Arguments& a) {
+  const auto service = service_of(a);
+  if (!service) return fail(service.error());
+  Interruption interruption;
+  auto server = device::PciServer::listen(a.socket);
+  if (!server) return fail(server.error());
+  ndp::ProcessEngine engine;
+  ndp::Injector injector(engine, service->faults);
+  const bool injects = !service->faults.empty();
+  device::PoolDevice device(
+      chosen_host(),
+      {.threads = a.threads, .engine = injects ? &injector : nullptr, .profile = service->profile});
+  device::DmaMappings mappings;
+  device::PciFunction function(mappings, device, a.interrupts);
+  print(fmt::format("{}: the function waits for a machine{}\n", a.socket,
+                    injects ? ", with faults that are injected" : ""));
+  if (const int code = finish_output(kOk); code != kOk) return code;
+  const auto served = server->serve(function, mappings, [&] { return interruption.came(); });
+  return served ? kOk : fail(served.error());
 }
 
 /// Names of the bits that are set.
@@ -223,24 +259,28 @@ int run_ping(const Arguments& a) {
 
 using Shared = std::shared_ptr<Arguments>;
 
+void add_service_options(CLI::App& command, const Shared& a) {
+  add_host_option(command);
+  add_number(command, "--threads", a->threads,
+             "Threads that compute: as many as the cores that it may have (default 1)", {1, 1024});
+  command
+      .add_option("--inject", a->faults,
+                  "Have requests fail, to test what asks: fail, corrupt, delay or drop, then of "
+                  "how many requests one does, then how often in all; may be repeated")
+      ->type_name("KIND[:EVERY[:COUNT]]");
+  command
+      .add_option("--profile", a->profile,
+                  "Say with each answer how long this hardware would take, as a model has it")
+      ->type_name("NAME");
+}
+
 void add_serve(CLI::App& group, Action& action, const Shared& a) {
   auto* serve = group.add_subcommand("serve", "Be the device of a pool");
   serve->add_option("locator", a->locator, kLocatorHelp)->required();
-  add_host_option(*serve);
-  add_number(*serve, "--threads", a->threads,
-             "Threads that compute: as many as the cores that it may have (default 1)", {1, 1024});
-  serve
-      ->add_option("--inject", a->faults,
-                   "Have requests fail, to test what asks: fail, corrupt, delay or drop, then of "
-                   "how many requests one does, then how often in all; may be repeated")
-      ->type_name("KIND[:EVERY[:COUNT]]");
+  add_service_options(*serve, a);
   std::string profiles;
   for (const device::Profile& profile : device::profiles())
     profiles += fmt::format("\n  {:<8} {}", profile.name, profile.description);
-  serve
-      ->add_option("--profile", a->profile,
-                   "Say with each answer how long this hardware would take, as a model has it")
-      ->type_name("NAME");
   serve->footer(R"(
 Runs until SIGINT or SIGTERM, and answers the requests of processes that have the pool open:
 scores, the best keys, attention, rows and bounds of pages, of blocks where they lie. A pool has one
@@ -257,6 +297,28 @@ Examples:
   bowhead device serve shm:demo --profile m2ndp
   bowhead device serve shm:demo --inject drop:1000 --inject delay:10)");
   serve->callback([a, &action] { action = [a] { return run_serve(*a); }; });
+}
+
+void add_pci(CLI::App& group, Action& action, const Shared& a) {
+  auto* pci = group.add_subcommand("pci", "Be the device of a virtual machine, as a PCI function");
+  pci->add_option("socket", a->socket, "Path of the Unix socket that the machine connects to")
+      ->required();
+  add_service_options(*pci, a);
+  pci->add_flag(
+      "--interrupts", a->interrupts,
+      "With an interrupt (MSI-X), for a machine with an IOMMU; QEMU 11 cannot unplug such "
+      "a function");
+  pci->footer(R"(
+Runs until SIGINT or SIGTERM. QEMU connects with
+  -device '{"driver":"vfio-user-pci","bus":"pcie.0","rombar":0,
+            "socket":{"type":"unix","path":"SOCKET"}}'
+and needs memory that it can share, as docs/device-pci.md shows. A process in the machine that asks
+the device of a pool on a dax device finds the function, and has it serve that pool: as a host of
+its own, so make the pool with --hosts 2 or more.
+
+Example:
+  bowhead device pci /run/bowhead/device.sock --host 1 --threads 4)");
+  pci->callback([a, &action] { action = [a] { return run_pci(*a); }; });
 }
 
 void add_info(CLI::App& group, Action& action, const Shared& a) {
@@ -311,6 +373,7 @@ void add_device_command(CLI::App& app, Action& action) {
   group->require_subcommand(1);
   auto a = std::make_shared<Arguments>();
   add_serve(*group, action, a);
+  add_pci(*group, action, a);
   add_info(*group, action, a);
   add_poison(*group, action, a);
   add_ping(*group, action, a);
