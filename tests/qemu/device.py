@@ -161,7 +161,7 @@ def wait_for_lost_requests():
     eventually(lambda: progress()[1] > lost)
 
 
-@scenario("card-and-host", "tests/qemu/device_worker", named_memory=True)
+@scenario("card-and-host", "tests/qemu/device_worker", named_memory=True, kills_peer=True)
 def device_as_a_card(guest):
     """The device is a PCI function of the guest, which the guest's driver finds and enables. Its
     process is killed under load: the guest goes on without it, and with another one that is plugged
