@@ -413,7 +413,7 @@ class DeviceOfHosts : public testing::Test {
     pools_.clear();
     (void)Pool::destroy(locator_, true);
   }
-  /// Of a device of a host that has heartbeats, as another machine would see it, until the object goes.
+  /// Those of the device of a host, as another machine sees them, until the object goes.
   class Heartbeats {
    public:
     Heartbeats(Pool& pool, bool leaves) : window_(Window::open(pool).value()), leaves_(leaves) {

@@ -34,7 +34,7 @@ COMMAND_SECONDS = 120  # of one command, on a busy machine
 SCENARIO_SECONDS = 600
 SKIPPED = 77
 PREFIX = "bowhead-qemu-test."  # of temporary folders
-QEMU_FAULT = re.compile("vfio.*Assertion .* failed")  # in QEMU's own source
+QEMU_FAULT = re.compile("qemu-system.*Assertion .* failed")
 
 
 @dataclasses.dataclass(frozen=True)
