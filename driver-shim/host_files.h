@@ -50,4 +50,7 @@ std::string component_with_prefix(const std::string& path, std::string_view pref
 /// The number of a text, decimal or 0x and hexadecimal; nullopt if it does not begin with one.
 std::optional<uint64_t> parse_number(const std::string& text);
 
+/// Where sysfs has PCI functions.
+inline constexpr const char* kPciDevices = "/sys/bus/pci/devices";
+
 }  // namespace bowhead::shim

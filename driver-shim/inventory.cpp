@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "driver-shim/inventory.h"
 
+#include <bowhead/format/pci.h>
+
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
@@ -43,7 +45,7 @@ MemoryDevice read_memory_device(const HostFiles& files, const std::string& name)
   device.persistent_bytes = files.number(folder + "/pmem/size").value_or(0);
   const std::string place = files.resolved(folder);
   const std::string parent = last_component(place.substr(0, place.rfind('/')));
-  if (files.exists("/sys/bus/pci/devices/" + parent)) device.pci_address = parent;
+  if (files.exists(std::string(kPciDevices) + "/" + parent)) device.pci_address = parent;
   device.node = node_of(files, folder + "/numa_node");
   device.firmware = files.text(folder + "/firmware_version").value_or("");
   device.security = files.text(folder + "/security/state").value_or("");
@@ -204,6 +206,13 @@ Inventory read_inventory(const HostFiles& files) {
     found.memory_devices.push_back(read_memory_device(files, name));
     const auto endpoint = endpoints.find(name);
     if (endpoint != endpoints.end()) found.memory_devices.back().endpoint = endpoint->second;
+  }
+  for (const std::string& name : files.names(kPciDevices)) {
+    const std::string folder = std::string(kPciDevices) + "/" + name;
+    if (files.number(folder + "/vendor") == BH_PCI_VENDOR &&
+        files.number(folder + "/device") == BH_PCI_DEVICE)
+      found.compute_functions.push_back(
+          {name, node_of(files, folder + "/numa_node"), files.link_name(folder + "/driver")});
   }
   for (const std::string& name : files.names(kCxlDevices, "decoder"))
     found.decoders.push_back(read_decoder(files, name));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CXL memory of a host: memory devices, decoders, regions, dax devices, NUMA nodes.
+// The CXL memory of a host: memory devices, decoders, regions, dax devices, NUMA nodes; and
+// functions that compute next to it.
 //
 // Every fact here comes from sysfs. libcxl reads the same files, but version 76 (Debian 12) knows
 // no regions of volatile memory, and it cannot be pointed at a recorded host.
@@ -96,8 +97,16 @@ struct NumaNode {
   uint64_t blocks_movable = 0;  ///< of these, in zone Movable: they can be taken offline again
 };
 
+/// The device of a pool as a PCI function (docs/device-pci.md).
+struct ComputeFunction {
+  std::string pci_address;  ///< 0000:01:00.0
+  int node = -1;            ///< of its slot; -1: not known
+  std::string driver;       ///< vfio-pci: one process has it, with interrupts; "" any process may
+};
+
 struct Inventory {
   std::vector<MemoryDevice> memory_devices;
+  std::vector<ComputeFunction> compute_functions;
   std::vector<Decoder> decoders;
   std::vector<Region> regions;
   std::vector<DaxDevice> dax_devices;

@@ -14,7 +14,6 @@
 namespace bowhead::driver {
 namespace {
 
-constexpr const char* kFunctions = "/sys/bus/pci/devices";
 constexpr std::string_view kScheme = "dax:";
 
 /// Processes change the registers one after the other.
@@ -75,8 +74,8 @@ void PciCard::seek(bool may_enable) {
 /// The first one that can be used.
 Result<void> PciCard::find() {
   Result<void> good;
-  for (const std::string& name : files_.names(kFunctions)) {
-    const std::string folder = std::string(kFunctions) + "/" + name;
+  for (const std::string& name : files_.names(shim::kPciDevices)) {
+    const std::string folder = std::string(shim::kPciDevices) + "/" + name;
     if (files_.number(folder + "/vendor") != BH_PCI_VENDOR ||
         files_.number(folder + "/device") != BH_PCI_DEVICE)
       continue;
@@ -105,7 +104,7 @@ Result<void> PciCard::map(const std::string& folder) {
 
 /// By vfio: with the memory of the pool, by the addresses that the machine has for it.
 Result<void> PciCard::take(const std::string& name) {
-  const std::string folder = std::string(kFunctions) + "/" + name;
+  const std::string folder = std::string(shim::kPciDevices) + "/" + name;
   auto device = VfioDevice::open(name, files_.link_name(folder + "/iommu_group"));
   if (!device) return device.error();
   vfio_ = std::move(*device);

@@ -47,6 +47,22 @@ TEST(Inventory, OfAHostWithoutCxlIsEmpty) {
   EXPECT_TRUE(found.nodes.empty());
 }
 
+TEST(Inventory, HasFunctionsThatCompute) {
+  const RecordedHost host("");
+  const std::string folder = "/sys/bus/pci/devices/";
+  host.set(folder + "0000:01:00.0/vendor", "0x1af4\n");
+  host.set(folder + "0000:01:00.0/device", "0x10f8\n");
+  host.set(folder + "0000:01:00.0/numa_node", "1\n");
+  host.link(folder + "0000:01:00.0/driver", "../../../bus/pci/drivers/vfio-pci");
+  host.set(folder + "0000:02:00.0/vendor", "0x1af4\n");
+  host.set(folder + "0000:02:00.0/device", "0x1000\n");
+  const auto functions = host.inventory().compute_functions;
+  ASSERT_EQ(functions.size(), 1u);
+  EXPECT_EQ(functions[0].pci_address, "0000:01:00.0");
+  EXPECT_EQ(functions[0].node, 1);
+  EXPECT_EQ(functions[0].driver, "vfio-pci");
+}
+
 TEST(Inventory, OfAVolatileDeviceAsDevdax) {
   const RecordedHost host("devdax");
   const Inventory found = host.inventory();

@@ -55,6 +55,14 @@ std::string memory_devices_text(const shim::Inventory& inventory) {
   return table.text();
 }
 
+std::string functions_text(const shim::Inventory& inventory) {
+  if (inventory.compute_functions.empty()) return "";
+  Table table({"FUNCTION THAT COMPUTES", ">NODE", "DRIVER"});
+  for (const shim::ComputeFunction& function : inventory.compute_functions)
+    table.add({function.pci_address, node_text(function.node), or_dash(function.driver)});
+  return "\n" + table.text();
+}
+
 std::string regions_text(const shim::Inventory& inventory) {
   if (inventory.regions.empty()) return "";
   Table table({"REGION", "KIND", ">SIZE", ">ADDRESS", "INTERLEAVE", "DEVICES", "STATE", "DAX"});
@@ -146,6 +154,12 @@ Json gap_json(const shim::MediaErrors::Gap& gap) {
   return {{"device", or_null(gap.device)}, {"why", gap.why}};
 }
 
+Json function_json(const shim::ComputeFunction& function) {
+  return {{"pci_address", function.pci_address},
+          {"node", node_or_null(function.node)},
+          {"driver", or_null(function.driver)}};
+}
+
 Json memory_device_json(const shim::MemoryDevice& device) {
   return {{"name", device.name},
           {"serial", device.serial ? Json(fmt::format("{:016x}", *device.serial)) : Json(nullptr)},
@@ -223,8 +237,9 @@ Json array_of(const List& list, ToJson to_json) {
 
 std::string devices_text(const DeviceReport& report) {
   const shim::Inventory& inventory = report.inventory;
-  return memory_devices_text(inventory) + regions_text(inventory) + dax_text(inventory) +
-         nodes_text(inventory) + (inventory.memory_devices.empty() ? "" : condition_text(report));
+  return memory_devices_text(inventory) + functions_text(inventory) + regions_text(inventory) +
+         dax_text(inventory) + nodes_text(inventory) +
+         (inventory.memory_devices.empty() ? "" : condition_text(report));
 }
 
 Json media_error_json(const shim::MediaError& error) {
@@ -246,6 +261,7 @@ Json devices_json(const DeviceReport& report) {
     devices[i]["health_not_known"] = health ? Json(nullptr) : Json(health.error().message());
   }
   return {{"memory_devices", devices},
+          {"compute_functions", array_of(inventory.compute_functions, function_json)},
           {"decoders", array_of(inventory.decoders, decoder_json)},
           {"regions", array_of(inventory.regions, region_json)},
           {"dax_devices", array_of(inventory.dax_devices, dax_json)},
