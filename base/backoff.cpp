@@ -31,6 +31,9 @@ void cpu_relax() {
 #endif
 }
 
+// Both exchanges are sequentially consistent: what a thread stored before it rang is visible to the
+// sleeper that finds the bell rung, and a ring between that exchange and the wait changes the word
+// that the kernel compares, so none is missed.
 void Bell::ring() {
   if (rung_.exchange(1) == 0)
     syscall(SYS_futex, &rung_, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);

@@ -10,8 +10,8 @@
 
 namespace bowhead::shim {
 
-/// Asks it for its health, its poison and some empty commands, through a queue pair. That there is
-/// none is a hint. Takes up to some seconds if one does not answer.
+/// Reads its health and its poison, and times empty commands, through a queue pair. A pool without
+/// a device is a hint. Takes some seconds if a device does not answer.
 std::vector<Finding> examine_device(Pool& pool, const std::string& locator);
 
 }  // namespace bowhead::shim

@@ -516,8 +516,8 @@ class QueuePair::Impl {
     if (command.kind == Command::Kind::FREE || command.number != number || !command.is_sent) return;
     const auto status = static_cast<Status>(completion[BH_COMPLETION_STATUS] & UINT32_MAX);
     if (status == Status::CLOSED && command.request_bytes != 0) {
-      // The device gave the area back, as nothing was asked for long: it carries out none of what
-      // was sent since, and all of it is asked again in another one.
+      // The device freed the area of this pair while it was idle. It carries out no command that
+      // was sent since; all of them are sent again once there is another area.
       if (mail_ != nullptr) mail_->number = 0;
       lose();
       return;

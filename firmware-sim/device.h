@@ -45,7 +45,7 @@ struct Options {
   /// Called by its threads after completions were sent, if there is one.
   std::function<void()> completed = {};
   std::optional<Profile> profile = {};  ///< completions say how long this hardware would take
-  uint64_t idle_ms = 60'000;  ///< memory for answers of a process that asks nothing is freed then
+  uint64_t idle_ms = 60'000;            ///< after which the area of an idle queue pair is freed
 };
 
 class Device {

@@ -28,7 +28,8 @@ Pair::Pair(Window& window, Areas& areas, uint32_t host, uint32_t number,
                BH_DEVICE_QUEUE_BYTES) {
   channel_.open();
   // What was sent before this session: the device before may have carried it out, and a mailbox
-  // command must not be carried out twice. Who still wants it sees the session, and asks again.
+  // command must not be carried out twice. A process that still waits sees the new session, and
+  // asks again.
   for (size_t left = channel_.slots(); left > 0;) {
     const size_t taken = channel_.poll(commands_);
     if (taken == 0) break;

@@ -24,7 +24,7 @@ Error failed(const std::string& path) {
 }
 
 /// Waits until the descriptor is ready for `events`, or has an error that a call will report.
-/// False: it is time to stop. `turned_away`: those who connect there are.
+/// False: it is time to stop. Connections to `turned_away` are accepted and closed meanwhile.
 bool wait_for(int fd, short events, const UniqueFd& turned_away,
               const std::function<bool()>& stops) {
   for (;;) {
@@ -123,7 +123,7 @@ Result<sockaddr_un> address_of(const std::string& path) {
   return address;
 }
 
-/// A socket at which nobody listens any more goes; anything else stays.
+/// Removes a socket on which no process listens. Anything else at the path stays, and is IN_USE.
 Result<void> make_way(const std::string& path, const sockaddr_un& address) {
   struct stat info {};
   if (lstat(path.c_str(), &info) != 0) return {};

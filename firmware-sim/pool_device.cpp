@@ -14,6 +14,8 @@ namespace bowhead::device {
 
 PoolDevice::PoolDevice(uint32_t host, const Options& options) : host_(host), options_(options) {
   options_.completed = [this] {
+    // Relaxed: a thread that sees the request late misses one signal, and the driver looks for
+    // completions every 2 ms without one.
     if (signals_.load(std::memory_order_relaxed) && signals_.exchange(false)) interrupt();
   };
 }

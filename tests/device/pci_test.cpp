@@ -645,7 +645,7 @@ TEST_F(PciPool, IsServedUntilTheMachineTakesItsMemoryAway) {
       return ::read(event.get(), &signalled, sizeof signalled) == sizeof signalled;
     };
     EXPECT_EQ(ask(ndp::Operation::ATTEND), Status::OK);
-    EXPECT_FALSE(is_signalled());  // nobody wanted that
+    EXPECT_FALSE(is_signalled());  // no signal was requested
     machine_->ask(write_register(BH_PCI_REG_SIGNAL, 1));
     for (int i = 0; i < 3; ++i) EXPECT_EQ(ask(ndp::Operation::ATTEND), Status::OK);
     EXPECT_TRUE(eventually(is_signalled));

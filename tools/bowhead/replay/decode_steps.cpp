@@ -5,7 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
-#include <limits>
+#include <functional>
 #include <numeric>
 
 #include "base/assert.h"
