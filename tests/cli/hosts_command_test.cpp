@@ -281,7 +281,15 @@ TEST_F(HostCommands, OnlyADeadHostIsFenced) {
   expect_refused(as(1, {"pool", "fence", shm_locator(), "2"}), 2, "never used");
   for (const char* wrong : {"64", "-1", "x"})
     EXPECT_EQ(as(1, {"pool", "fence", shm_locator(), wrong}).code, 2) << wrong;
-  expect_refused(as(1, {"pool", "fence", shm_locator(), "0"}), 3, "not been declared dead");
+  {
+    const Running alive({"replay", "--pool", shm_locator(), "--host", "0", "--workers", "1",
+                         "--block-bytes", "16K"});
+    ASSERT_TRUE(eventually(45, [&] { return host_info(0)["silent"] == false; }));
+    const Outcome refused = as(1, {"pool", "fence", shm_locator(), "0"});
+    EXPECT_EQ(refused.code, 3) << refused.out << refused.err;
+    EXPECT_NE(refused.err.find("waiting until it is"), std::string::npos) << refused.err;
+    EXPECT_NE(refused.err.find("not been declared dead"), std::string::npos) << refused.err;
+  }
   // Host 1 declares it dead, since its heartbeat does not change.
   const Running other(
       {"replay", "--pool", shm_locator(), "--host", "1", "--workers", "1", "--block-bytes", "16K"});
@@ -291,6 +299,16 @@ TEST_F(HostCommands, OnlyADeadHostIsFenced) {
   EXPECT_EQ(fenced.code, 0) << fenced.err;
   EXPECT_NE(fenced.out.find("host 0 has stopped writing"), std::string::npos) << fenced.out;
   EXPECT_TRUE(eventually(45, [&] { return host_info(1)["extents_custody"] == 0; }));
+}
+
+/// No other process stays for long enough to declare it dead.
+TEST_F(HostCommands, FenceWaitsUntilTheHostIsDeclaredDead) {
+  create(shm_locator(), "32M", {"--hosts", "3"});
+  ASSERT_EQ(as(0, {"put", shm_locator(), "k"}, "value").code, 0);
+  const Outcome fenced = as(2, {"pool", "fence", shm_locator(), "0"});
+  EXPECT_EQ(fenced.code, 0) << fenced.err;
+  EXPECT_EQ(host_info(0)["state"], "ended");
+  EXPECT_EQ(as(2, {"get", shm_locator(), "k"}).out, "value");
 }
 
 // ---- replay ----

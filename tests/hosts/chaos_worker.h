@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -191,8 +192,11 @@ class ChaosWorker {
     pool_ = &host.pool();
     ns_ = host.ns();
     over_ = false;
-    const uint64_t steps = 200 + random_.below(3000);
-    for (uint64_t i = 0; i < steps && !over_ && !board_.stop; ++i) {
+    // Some sessions last long enough to declare a host dead. Without one that does, none is.
+    const auto end =
+        std::chrono::steady_clock::now() +
+        std::chrono::milliseconds(random_.below(4 * host.pool().info()->times.dead_ms));
+    for (uint64_t i = 0; std::chrono::steady_clock::now() < end && !over_ && !board_.stop; ++i) {
       if (board_.away[host_] == Away::ASKED) break;
       if (i % 16 == 0) vouch();
       if (board_.media[0] != 0 && random_.below(200) == 0) change_media();

@@ -761,10 +761,34 @@ Example:
   command->callback([a, &action] { action = [a] { return run_shrink(*a); }; });
 }
 
+/// A host that is silent is declared dead within this time, also if no process but this one has the
+/// pool open.
+std::chrono::milliseconds death_takes_at_most(Pool& pool) {
+  const auto info = pool.info();
+  if (!info) return {};
+  const SharingTimes& times = info->times;
+  // Each live host of a lower slot may propose first, for two heartbeats.
+  return std::chrono::milliseconds(2 * times.dead_ms +
+                                   (10 + 2 * info->hosts.size()) * times.heartbeat_ms);
+}
+
 int run_fence(const std::string& locator, uint32_t host) {
+  Interruption interruption;
   auto pool = open_pool(locator);
   if (!pool) return fail(pool.error(), locator);
-  if (const auto fenced = pool->fence(host); !fenced) return fail(*pool, fenced.error(), locator);
+  const auto until = std::chrono::steady_clock::now() + death_takes_at_most(*pool);
+  auto fenced = pool->fence(host);
+  if (fenced.status() == Status::BUSY)
+    say(fmt::format("host {} is not declared dead yet: waiting until it is", host));
+  while (fenced.status() == Status::BUSY && std::chrono::steady_clock::now() < until) {
+    if (interruption.came()) {
+      say("interrupted: nothing was noted");
+      return interruption.exit_code();
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    fenced = pool->fence(host);
+  }
+  if (!fenced) return fail(*pool, fenced.error(), locator);
   print(fmt::format("noted in {}: host {} has stopped writing\n", locator, host));
   return kOk;
 }
@@ -786,7 +810,8 @@ A host that was declared dead may only be slow, and may still store into the ext
 Until it is known to have stopped, blocks of these extents are served as verified copies, not
 leased. Run this command, by hand or from the hook of a fabric manager, only after the machine is
 powered off or disconnected from the memory: leases of these blocks rely on it. The command acts as
-a live host (--host).
+a live host (--host). If the host is not declared dead yet, it waits until it is, for a little more
+than twice --dead-ms of the pool.
 
 Example:
   bowhead pool fence file:/mnt/cxl/kv 3)");
