@@ -93,6 +93,7 @@ Result<void> PciCard::map(const std::string& folder) {
   if (files_.number(folder + "/enable") == 0u) {
     if (auto enabled = files_.write(folder + "/enable", "1"); !enabled) return enabled;
   }
+  folder_ = folder;
   file_ = open_file(files_.at(folder + "/resource0"), O_RDWR | O_SYNC);
   if (file_.get() < 0) return Error{Status::SYSTEM, std::strerror(errno)};
   auto registers = MemoryMap::map(file_, BH_PCI_BAR_BYTES);
@@ -177,12 +178,21 @@ Result<void> PciCard::enable() {
     return Error{Status::IN_USE, "it serves another pool"};
   }
   const std::string failure = state == BH_PCI_FAILED ? text() : "";
+  if (auto may = let_reach_memory(); !may) return may;
   write(BH_PCI_REG_CONTROL, 0);
   write_long(BH_PCI_REG_WINDOW, window_->address);
   write_long(BH_PCI_REG_BYTES, window_->bytes);
   write(BH_PCI_REG_CONTROL, 1);
   if (failure.empty()) return {};
   return Error{Status::SYSTEM, failure};  // of the time before: this one is only known later
+}
+
+Result<void> PciCard::let_reach_memory() const {
+  if (vfio_) return vfio_->let_reach();
+  const std::string path = files_.at(folder_ + "/config");
+  const UniqueFd config = open_file(path, O_RDWR);
+  if (config.get() < 0) return Error{Status::SYSTEM, path + ": " + std::strerror(errno)};
+  return driver::let_reach_memory(config.get(), 0);
 }
 
 std::string PciCard::text() const {

@@ -82,11 +82,13 @@ class PciCard {
   void write_long(uint32_t offset, uint64_t value) const;
   bool is_for_window() const;
   Result<void> enable();
+  Result<void> let_reach_memory() const;
   std::string text() const;
 
   const shim::HostFiles files_;
   const std::optional<Window> window_;
   const std::string memory_;  // the path of the dax device
+  std::string folder_;        // of the function that is mapped, in sysfs
   UniqueFd file_;
   MemoryMap registers_;
   FaultGuard guard_;       // an unplugged function faults; then zeros are in its place

@@ -23,6 +23,19 @@ Error failed(const std::string& path) {
 
 }  // namespace
 
+Result<void> let_reach_memory(int file, uint64_t at) {
+  constexpr uint64_t kCommand = 4;
+  constexpr uint16_t kMemorySpace = 2, kBusMaster = 4, kBits = kMemorySpace | kBusMaster;
+  const auto place = static_cast<off_t>(at + kCommand);
+  uint16_t command = 0;
+  if (pread(file, &command, sizeof command, place) == sizeof command) {
+    if ((command & kBits) == kBits) return {};
+    command |= kBits;
+    if (pwrite(file, &command, sizeof command, place) == sizeof command) return {};
+  }
+  return failed("the command register of the function");
+}
+
 Result<std::unique_ptr<VfioDevice>> VfioDevice::open(const std::string& name,
                                                      const std::string& group) {
   std::unique_ptr<VfioDevice> made(new VfioDevice);
@@ -40,15 +53,8 @@ Result<std::unique_ptr<VfioDevice>> VfioDevice::open(const std::string& name,
   const auto config = made->place_of(VFIO_PCI_CONFIG_REGION_INDEX);
   if (!registers || !config) return registers ? config.error() : registers.error();
   made->registers_ = *registers;
-  // Its memory can be reached, and it can reach that of the machine.
-  constexpr off_t kCommand = 4;
-  constexpr uint16_t kBits = 6;
-  const auto at = static_cast<off_t>(*config) + kCommand;
-  uint16_t command = 0;
-  const int fd = made->device_.get();
-  if (pread(fd, &command, sizeof command, at) != sizeof command) return failed(path);
-  command |= kBits;
-  if (pwrite(fd, &command, sizeof command, at) != sizeof command) return failed(path);
+  made->config_ = *config;
+  if (auto may = made->let_reach(); !may) return may.error();
   return made;
 }
 

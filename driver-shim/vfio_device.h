@@ -15,6 +15,10 @@
 
 namespace bowhead::driver {
 
+/// Sets Memory Space and Bus Master in the command register of a configuration space, which begins
+/// at `at` of the file: without the latter a function reaches no memory. Returns SYSTEM.
+Result<void> let_reach_memory(int file, uint64_t at);
+
 class VfioDevice {
  public:
   /// `name`: 0000:01:00.0, bound to the driver vfio-pci; `group`: the number of its IOMMU group.
@@ -25,6 +29,8 @@ class VfioDevice {
   /// Lets the function reach this memory, which must outlive the object, by this address. Returns
   /// SYSTEM.
   Result<void> map(std::span<std::byte> memory, uint64_t address);
+  /// let_reach_memory() of this function.
+  Result<void> let_reach() const { return let_reach_memory(device_.get(), config_); }
   /// Readable once the function has signalled; to be read without waiting. SYSTEM: it has no
   /// interrupts.
   Result<std::shared_ptr<const UniqueFd>> interrupts();
@@ -39,7 +45,7 @@ class VfioDevice {
 
   // Closed the last one first.
   UniqueFd container_, group_, device_;
-  uint64_t registers_ = 0;  // where BAR 0 lies in the device's file
+  uint64_t registers_ = 0, config_ = 0;  // where they lie in the device's file: BAR 0; the space
 };
 
 }  // namespace bowhead::driver

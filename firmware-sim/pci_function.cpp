@@ -33,10 +33,11 @@ enum Config : size_t {
 };
 constexpr uint32_t kHasCapabilities = 0x10, kMsixId = 0x11;
 constexpr uint32_t kRevision = 1;
+constexpr std::byte kMemorySpace{2}, kBusMaster{4};  // of COMMAND
 
 /// The bits of a byte that a write changes.
 std::byte writable_bits(size_t at, bool has_interrupt) {
-  if (at == COMMAND) return std::byte{0x06};  // memory space, bus master
+  if (at == COMMAND) return kMemorySpace | kBusMaster;
   // The address of BAR 0, 32 bits, in memory, is a multiple of its size.
   if (at >= BAR_0 && at < BAR_0 + 4)
     return static_cast<std::byte>(~(BH_PCI_BAR_BYTES - 1) >> (at - BAR_0) * 8);
@@ -117,10 +118,7 @@ void PciFunction::read(uint32_t region, uint64_t offset, std::span<std::byte> to
 
 void PciFunction::write(uint32_t region, uint64_t offset, std::span<const std::byte> from) {
   if (region == kConfigRegion) {
-    for (size_t i = 0; i < from.size(); ++i) {
-      const std::byte mask = writable_bits(offset + i, has_interrupt_);
-      config_[offset + i] = (config_[offset + i] & ~mask) | (from[i] & mask);
-    }
+    write_config(offset, from);
     return;
   }
   if (offset % 4 != 0 || from.size() % 4 != 0) return;
@@ -129,6 +127,20 @@ void PciFunction::write(uint32_t region, uint64_t offset, std::span<const std::b
     std::memcpy(&value, &from[i], 4);
     write_register(offset + i, value);
   }
+}
+
+bool PciFunction::may_reach_memory() const {
+  return (config_[COMMAND] & kBusMaster) != std::byte{0};
+}
+
+void PciFunction::write_config(uint64_t offset, std::span<const std::byte> from) {
+  for (size_t i = 0; i < from.size(); ++i) {
+    const std::byte mask = writable_bits(offset + i, has_interrupt_);
+    config_[offset + i] = (config_[offset + i] & ~mask) | (from[i] & mask);
+  }
+  if (!is_started_ || may_reach_memory()) return;
+  disable();
+  refused_ = Error{Status::CLOSED, "this machine cleared Bus Master: it lets no memory be reached"};
 }
 
 void PciFunction::write_register(uint64_t offset, uint32_t value) {
@@ -158,6 +170,11 @@ void PciFunction::write_register(uint64_t offset, uint32_t value) {
 
 void PciFunction::enable() {
   refused_.reset();
+  if (!may_reach_memory()) {
+    refused_ = Error{Status::INVALID_ARGUMENT,
+                     "Bus Master of the command register is clear: the driver is to set it first"};
+    return;
+  }
   auto file = window_file();
   if (!file) {
     refused_ = file.error();

@@ -55,7 +55,10 @@ class PciFunction final : public VfioFunction {
 
  private:
   void reset_config();
+  /// By Bus Master of its command register: else a function reaches no memory.
+  bool may_reach_memory() const;
   WindowDevice::Standing standing();
+  void write_config(uint64_t offset, std::span<const std::byte> from);
   void write_register(uint64_t offset, uint32_t value);
   void enable();
   Result<UniqueFd> window_file() const;

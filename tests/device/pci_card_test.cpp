@@ -49,6 +49,7 @@ class PciCardTest : public testing::Test {
     put(folder_ + "/vendor", "0x1af4\n");
     put(folder_ + "/device", "0x10f8\n");
     put(folder_ + "/enable", "0\n");
+    put(folder_ + "/config", std::string(256, '\0'));
     put(folder_ + "/resource0", std::string(BH_PCI_BAR_BYTES, '\0'));
     const int fd = open((root_ + folder_ + "/resource0").c_str(), O_RDWR | O_CLOEXEC);
     registers_ = static_cast<uint32_t*>(
@@ -91,7 +92,9 @@ TEST_F(PciCardTest, IsEnabledForTheMemoryOfThePool) {
   card.seek(false);
   EXPECT_EQ(at(BH_PCI_REG_CONTROL), 0u);
   EXPECT_EQ(content(folder_ + "/enable"), "1");
+  EXPECT_EQ(content(folder_ + "/config"), std::string(256, '\0'));
   card.seek(true);
+  EXPECT_EQ(content(folder_ + "/config"), std::string(4, '\0') + '\6' + std::string(251, '\0'));
   EXPECT_EQ(long_at(BH_PCI_REG_WINDOW), kAddress);
   EXPECT_EQ(long_at(BH_PCI_REG_BYTES), kBytes);
   EXPECT_EQ(at(BH_PCI_REG_CONTROL), 1u);
@@ -159,6 +162,15 @@ TEST_F(PciCardTest, IsUnpluggedAndComesBack) {
   EXPECT_FALSE(card.serves());
   card.seek(true);
   EXPECT_NE(card.trouble().find("does not answer"), std::string::npos) << card.trouble();
+}
+
+TEST_F(PciCardTest, IsNotEnabledWithoutItsCommandRegister) {
+  plug();
+  fs::remove(root_ + folder_ + "/config");
+  PciCard card(files(), pool_);
+  card.seek(true);
+  EXPECT_NE(card.trouble().find("/config"), std::string::npos) << card.trouble();
+  EXPECT_EQ(at(BH_PCI_REG_CONTROL), 0u);
 }
 
 TEST_F(PciCardTest, FunctionThatVfioDoesNotGiveIsNotMapped) {

@@ -94,6 +94,7 @@ class PciFunctionTest : public testing::Test {
     EXPECT_EQ(error(write_register(offset, number)), 0u);
   }
   void enable(uint64_t address, uint64_t bytes) {
+    EXPECT_EQ(error(let_reach_memory()), 0u);
     EXPECT_EQ(error(write(kBar0Region, BH_PCI_REG_WINDOW, bytes_of(address, bytes))), 0u);
     put(BH_PCI_REG_CONTROL, 1);
   }
@@ -203,6 +204,26 @@ TEST_F(PciFunctionTest, SaysWhyItCannotServeAWindow) {
   device_.now = {BH_PCI_FAILED, {Status::NOT_A_POOL, std::string(1000, 'x')}};
   EXPECT_EQ(value(BH_PCI_REG_STATUS), static_cast<uint32_t>(Status::NOT_A_POOL));
   EXPECT_EQ(text(), std::string(BH_PCI_TEXT_BYTES, 'x'));
+}
+
+TEST_F(PciFunctionTest, ReachesMemoryAsBusMasterOnly) {
+  EXPECT_EQ(error(map(8 * kMiB, 4 * kMiB), memory(4 * kMiB)), 0u);
+  for (int round = 0; round < 2; ++round) {
+    enable(8 * kMiB, 4 * kMiB);
+    EXPECT_EQ(value(BH_PCI_REG_STATE), uint32_t{BH_PCI_READY});
+    EXPECT_EQ(error(write(kConfigRegion, 4, {std::byte{4}})), 0u);
+    EXPECT_EQ(value(BH_PCI_REG_STATE), uint32_t{BH_PCI_READY});
+    EXPECT_EQ(error(let_reach_memory(false)), 0u);
+    EXPECT_EQ(device_.stops, 2 * round + 1);
+    EXPECT_EQ(value(BH_PCI_REG_STATUS), static_cast<uint32_t>(Status::CLOSED));
+    EXPECT_NE(text().find("cleared Bus Master"), std::string::npos) << text();
+    put(BH_PCI_REG_CONTROL, 1);
+    EXPECT_EQ(value(BH_PCI_REG_STATE), uint32_t{BH_PCI_FAILED});
+    EXPECT_NE(text().find("is to set it first"), std::string::npos) << text();
+    enable(8 * kMiB, 4 * kMiB);
+    EXPECT_EQ(error(message(RESET)), 0u);
+    EXPECT_EQ(device_.stops, 2 * round + 2);
+  }
 }
 
 TEST_F(PciFunctionTest, LosesItsMemoryWithTheMapping) {
@@ -513,6 +534,7 @@ TEST(PciServer, ServesOneMachineAfterTheOther) {
     EXPECT_TRUE(Machine::connected_to(served.path).ask(version()).empty());  // turned away
     EXPECT_EQ(error_of(machine.ask(map(0, 4 * kMiB), {file.get()})), 0u);
     machine.ask(write(kBar0Region, BH_PCI_REG_WINDOW, bytes_of(uint64_t{0}, 4 * kMiB)));
+    machine.ask(let_reach_memory());
     machine.ask(write_register(BH_PCI_REG_CONTROL, 1));
     EXPECT_EQ(machine.value(BH_PCI_REG_STATE), uint32_t{BH_PCI_READY});
   }
@@ -597,6 +619,7 @@ class PciPool : public testing::Test {
     bytes_ = static_cast<uint64_t>(info.st_size);
     EXPECT_EQ(error_of(machine_->ask(map(kAddress, bytes_), {memory.get()})), 0u);
     machine_->ask(write(kBar0Region, BH_PCI_REG_WINDOW, bytes_of(kAddress, window_bytes)));
+    machine_->ask(let_reach_memory());
     machine_->ask(write_register(BH_PCI_REG_CONTROL, 1));
     EXPECT_TRUE(eventually([&] { return state() != BH_PCI_STARTING; }));
   }

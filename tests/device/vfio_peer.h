@@ -81,6 +81,10 @@ inline Bytes read(uint32_t region, uint64_t offset, uint32_t count) {
 inline Bytes write(uint32_t region, uint64_t offset, const Bytes& data) {
   return message(REGION_WRITE, bytes_of(offset, region, static_cast<uint32_t>(data.size())) + data);
 }
+/// Sets Memory Space and Bus Master, or clears them.
+inline Bytes let_reach_memory(bool may = true) {
+  return write(device::kConfigRegion, 4, bytes_of(uint16_t{may ? uint16_t{6} : uint16_t{0}}));
+}
 inline Bytes write_register(uint64_t offset, uint32_t value) {
   return write(device::kBar0Region, offset, bytes_of(value));
 }

@@ -94,8 +94,11 @@ class Run {
         const uint64_t address = small(), bytes = small();
         return send(write(device::kBar0Region, BH_PCI_REG_WINDOW, bytes_of(address, bytes)));
       }
-      case 7:
-        return send(write_register(BH_PCI_REG_CONTROL, input_.take<uint8_t>() % 2));
+      case 7: {
+        const auto bits = input_.take<uint8_t>();
+        return send(let_reach_memory((bits & 2) == 0)) &&
+               send(write_register(BH_PCI_REG_CONTROL, bits & 1));
+      }
       case 8:
         return send(write_register(BH_PCI_REG_DOORBELL, 1)) &&
                send(write_register(BH_PCI_REG_SIGNAL, 1));

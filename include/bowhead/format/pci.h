@@ -26,7 +26,8 @@ enum {
   BH_PCI_REG_STATUS = 0x0C,   /* bowhead/status.h: why the state is FAILED */
   BH_PCI_REG_WINDOW = 0x10,   /* written: DMA address of the pool's first byte, 64 bits */
   BH_PCI_REG_BYTES = 0x18,    /* written: of the window, 64 bits; the pool has no more */
-  BH_PCI_REG_CONTROL = 0x20,  /* written: 1 enables, 0 disables, also after a failure */
+  BH_PCI_REG_CONTROL = 0x20,  /* written: 1 enables, 0 disables, also after a failure. Bus Master of
+                                 the command register must be set, and stay so */
   BH_PCI_REG_DOORBELL = 0x24, /* written, anything: there are commands */
   BH_PCI_REG_SIGNAL = 0x28,   /* written, anything: the next completions are signalled, once */
   BH_PCI_REG_TEXT = 0x100     /* the sentence of STATUS, BH_PCI_TEXT_BYTES, zeros behind it */
