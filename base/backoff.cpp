@@ -4,22 +4,17 @@
 #include <linux/futex.h>
 #include <sched.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
+
+#include "base/clock.h"
 
 namespace bowhead {
 namespace {
 
 constexpr uint32_t kSpins = 128;  // some microseconds
 constexpr uint64_t kAwakeNs = 2'000'000, kSleepNsMax = 200'000;
-
-uint64_t now_ns() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return static_cast<uint64_t>(t.tv_sec) * 1'000'000'000u + static_cast<uint64_t>(t.tv_nsec);
-}
 
 }  // namespace
 

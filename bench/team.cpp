@@ -12,7 +12,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -25,12 +24,6 @@ namespace bowhead::bench {
 struct alignas(64) Team::Shared {
   pthread_barrier_t barrier;
 };
-
-uint64_t now_ns() {
-  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                   std::chrono::steady_clock::now().time_since_epoch())
-                                   .count());
-}
 
 void die_with_parent(int parent_pid) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);

@@ -11,12 +11,10 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/status.h"
 
 namespace bowhead::bench {
-
-/// CLOCK_MONOTONIC: the same in all processes.
-uint64_t now_ns();
 
 /// Makes this process die with its parent. Call it first in a forked child, with the parent's
 /// getpid().

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "base/clock.h"
+
 namespace bowhead::ndp {
 namespace {
 
@@ -11,10 +13,6 @@ using Clock = std::chrono::steady_clock;
 
 /// A device that does not run is lost within a fraction of this.
 constexpr uint64_t kHangsMs = 1000, kShunnedNs = 10'000'000'000;
-
-uint64_t now_ns() {
-  return static_cast<uint64_t>(std::chrono::nanoseconds(Clock::now().time_since_epoch()).count());
-}
 
 Result<BlocksRead> run_within(const Job& job, Clock::time_point end) {
   return ndp::run(job.request, job.room, [&] {

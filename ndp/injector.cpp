@@ -11,16 +11,12 @@
 #include <thread>
 #include <utility>
 
+#include "base/clock.h"
+
 namespace bowhead::ndp {
 namespace {
 
 constexpr uint64_t kLostAfterMs = 10'000;
-
-uint64_t now_ns() {
-  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                   std::chrono::steady_clock::now().time_since_epoch())
-                                   .count());
-}
 
 constexpr std::array<std::pair<std::string_view, Fault::Kind>, 4> kKinds = {
     {{"fail", Fault::Kind::FAIL},

@@ -18,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/random.h"
 #include "driver-shim/queue_pair.h"
 #include "firmware-sim/device.h"
@@ -39,10 +40,6 @@ struct Counts {
   std::atomic<uint64_t> killed_ns{0};
   std::atomic<uint64_t> longest_gap_ns{0};
 };
-
-uint64_t now_ns() {
-  return static_cast<uint64_t>(std::chrono::nanoseconds(Clock::now().time_since_epoch()).count());
-}
 
 const std::vector<uint32_t> kTokens = {300, 40, 16, 2048};
 

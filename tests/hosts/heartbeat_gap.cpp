@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <thread>
 
+#include "base/clock.h"
 #include "tests/support/hosts.h"
 
 namespace bowhead::test {
@@ -22,12 +23,6 @@ namespace {
 constexpr SharingTimes kTimes{
     .heartbeat_ms = 100, .dead_ms = 1000, .grace_ms = 100, .settle_ms = 5, .reclaim_ms = 500};
 constexpr uint64_t kBlockBytes = 4096;
-
-uint64_t now_ns() {
-  timespec t{};
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return static_cast<uint64_t>(t.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(t.tv_nsec);
-}
 
 /// Watches the heartbeat word of a host from its first change on.
 class Watch {

@@ -7,16 +7,11 @@
 
 #include <algorithm>
 #include <charconv>
-#include <chrono>
+
+#include "base/clock.h"
 
 namespace bowhead::replay {
 namespace {
-
-uint64_t now_ns() {
-  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                   std::chrono::steady_clock::now().time_since_epoch())
-                                   .count());
-}
 
 Error about(const char* call, const std::string& key, const Error& error) {
   return Error{error.status, fmt::format("{} of block {}: {}", call, key, error.message())};
