@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
@@ -16,16 +17,27 @@ namespace {
 
 constexpr std::string_view kScheme = "dax:";
 
-/// Processes change the registers one after the other.
+/// Processes change the registers one after the other. That takes microseconds; one that finds the
+/// lock taken does not wait for long, since the other may be stopped.
 class Lock {
  public:
-  explicit Lock(int fd) : fd_(fd) { (void)flock(fd_, LOCK_EX); }
-  ~Lock() { (void)flock(fd_, LOCK_UN); }
+  explicit Lock(int fd) : fd_(fd) {
+    for (int tries = 0; tries < 20 && !is_held_; ++tries) {
+      if (tries != 0) usleep(500);
+      is_held_ = flock(fd_, LOCK_EX | LOCK_NB) == 0;
+    }
+  }
+  ~Lock() {
+    if (is_held_) (void)flock(fd_, LOCK_UN);
+  }
   Lock(const Lock&) = delete;
   Lock& operator=(const Lock&) = delete;
 
+  bool is_held() const { return is_held_; }
+
  private:
   const int fd_;
+  bool is_held_ = false;
 };
 
 }  // namespace
@@ -65,25 +77,36 @@ void PciCard::seek(bool may_enable) {
   Result<void> good;
   if (!is_open()) good = find();
   if (good && is_open() && may_enable) good = enable();
+  if (good.status() == Status::IN_USE) let_go();  // another function may be free
   if (!good)
     trouble_ = good.error().message();
   else if (!is_open() || serves())
     trouble_.clear();
 }
 
-/// The first one that can be used.
+void PciCard::note_failure() {
+  if (is_for_window() && read(BH_PCI_REG_STATE) == BH_PCI_FAILED) trouble_ = text();
+}
+
 Result<void> PciCard::find() {
+  const auto fits = [this](bool free) {
+    if (free ? is_free() : is_for_window() && !is_free()) return Result<void>{};
+    return Result<void>(Error{Status::IN_USE, "it serves another pool"});
+  };
   Result<void> good;
-  for (const std::string& name : files_.names(shim::kPciDevices)) {
-    const std::string folder = std::string(shim::kPciDevices) + "/" + name;
-    if (files_.number(folder + "/vendor") != BH_PCI_VENDOR ||
-        files_.number(folder + "/device") != BH_PCI_DEVICE)
-      continue;
-    good = files_.link_name(folder + "/driver") == "vfio-pci" ? take(name) : map(folder);
-    if (good) good = greet();
-    if (good) break;
-    let_go();
-    good = Error{good.status(), fmt::format("{}: {}", name, good.error().message())};
+  for (const bool free : {false, true}) {
+    for (const std::string& name : files_.names(shim::kPciDevices)) {
+      const std::string folder = std::string(shim::kPciDevices) + "/" + name;
+      if (files_.number(folder + "/vendor") != BH_PCI_VENDOR ||
+          files_.number(folder + "/device") != BH_PCI_DEVICE)
+        continue;
+      good = files_.link_name(folder + "/driver") == "vfio-pci" ? take(name) : map(folder);
+      if (good) good = greet();
+      if (good) good = fits(free);
+      if (good) return good;
+      let_go();
+      good = Error{good.status(), fmt::format("{}: {}", name, good.error().message())};
+    }
   }
   return good;
 }
@@ -165,19 +188,27 @@ bool PciCard::is_for_window() const {
          (read(BH_PCI_REG_BYTES) | uint64_t{read(BH_PCI_REG_BYTES + 4)} << 32) == window_->bytes;
 }
 
+bool PciCard::is_free() const {
+  const uint32_t state = read(BH_PCI_REG_STATE);
+  return state != BH_PCI_STARTING && state != BH_PCI_READY;
+}
+
 bool PciCard::is_starting() const {
   return is_for_window() && read(BH_PCI_REG_STATE) == BH_PCI_STARTING;
 }
 bool PciCard::serves() const { return is_for_window() && read(BH_PCI_REG_STATE) == BH_PCI_READY; }
 
 Result<void> PciCard::enable() {
-  const Lock lock(file_.get());  // with vfio there is one process
-  const uint32_t state = read(BH_PCI_REG_STATE);
-  if (state == BH_PCI_STARTING || state == BH_PCI_READY) {
+  std::optional<Lock> lock;
+  if (!vfio_) lock.emplace(file_.get());  // else there is one process
+  if (lock && !lock->is_held())
+    return Error{Status::BUSY, "another process enables it in this moment"};
+  if (!is_free()) {
     if (is_for_window()) return {};
     return Error{Status::IN_USE, "it serves another pool"};
   }
-  const std::string failure = state == BH_PCI_FAILED ? text() : "";
+  const bool failed = is_for_window() && read(BH_PCI_REG_STATE) == BH_PCI_FAILED;
+  const std::string failure = failed ? text() : "";
   if (auto may = let_reach_memory(); !may) return may;
   write(BH_PCI_REG_CONTROL, 0);
   write_long(BH_PCI_REG_WINDOW, window_->address);

@@ -51,8 +51,8 @@ class PciCard {
   PciCard(const PciCard&) = delete;
   PciCard& operator=(const PciCard&) = delete;
 
-  /// Looks for the function, unless it is known. With `may_enable` it is enabled for this pool, if
-  /// it serves none. Does not wait until it is up.
+  /// Looks for the function, unless it is known: the one that has this pool, or the first that has
+  /// none. With `may_enable` it is enabled for this pool. Does not wait until it is up.
   void seek(bool may_enable);
   bool is_starting() const;  ///< this pool
   bool serves() const;       ///< this pool
@@ -64,6 +64,8 @@ class PciCard {
   void signal_completion();  ///< the next one
   /// Why the function of this machine does not serve, as far as that is known; "" if there is none.
   const std::string& trouble() const { return trouble_; }
+  /// After is_starting(): if it failed, trouble() says why.
+  void note_failure();
 
  private:
   struct Window {
@@ -81,6 +83,7 @@ class PciCard {
   void write(uint32_t offset, uint32_t value) const;
   void write_long(uint32_t offset, uint64_t value) const;
   bool is_for_window() const;
+  bool is_free() const;  ///< for this pool
   Result<void> enable();
   Result<void> let_reach_memory() const;
   std::string text() const;

@@ -39,6 +39,8 @@ constexpr uint64_t kNsOfMs = 1'000'000;
 constexpr uint64_t kLookNs = 2 * kNsOfMs;
 /// How often a PCI function is looked for while there is no device, and how long one may take.
 constexpr uint64_t kSeekNs = 500 * kNsOfMs, kEnableNs = 5'000 * kNsOfMs;
+/// How long the memory for requests may take.
+constexpr uint64_t kSpaceNs = 3'000 * kNsOfMs;
 /// A device for which nothing came or went for this long may sleep. To ring takes some 50 us.
 constexpr uint64_t kAwakeNs = 2 * kNsOfMs;
 /// How long one that waits for a job is awake before it waits for a signal, and for that at most.
@@ -92,7 +94,7 @@ class QueuePair::Impl {
 
   Result<void> begin() {
     if (auto good = areas_.open(); !good) return good;
-    auto requests = areas_.reserve(options_.request_bytes);
+    auto requests = reserve();
     if (!requests) return requests.error();
     requests_.emplace(std::move(*requests));
     request_pieces_.reset(requests_->bytes());
@@ -179,7 +181,7 @@ class QueuePair::Impl {
     empty_ = nullptr;
     if (window_.access().media_failed()) return Status::MEDIA_ERROR;
     if (empty.lost) return *empty.lost;
-    if (empty.done < count) return device_lost("does not answer");
+    if (empty.done < count) return no_answer();
     return {};
   }
 
@@ -205,7 +207,7 @@ class QueuePair::Impl {
     }
     mail_ = nullptr;
     if (window_.access().media_failed()) return Status::MEDIA_ERROR;
-    if (!mail.reply) return device_lost("does not answer");
+    if (!mail.reply) return no_answer();
     return *std::move(mail.reply);
   }
 
@@ -228,6 +230,25 @@ class QueuePair::Impl {
     std::optional<Result<cxl::Reply>> reply;
   };
 
+  /// A host that has no space asks others, which give it some within some heartbeats.
+  Result<Area> reserve() {
+    const uint64_t end_ns = window_.access().recency_ns() + kSpaceNs;
+    Backoff backoff;
+    for (;;) {
+      auto area = areas_.reserve(options_.request_bytes);
+      if (area.status() != Status::NO_SPACE || window_.hosts() == 1) return area;
+      if (window_.access().recency_ns() > end_ns)
+        return Error{Status::NO_SPACE,
+                     fmt::format("host {} has no {} bytes of space for requests, and no other host "
+                                 "gives it some: one that has space must be up",
+                                 window_.host(), options_.request_bytes)};
+      backoff.pause();
+    }
+  }
+
+  Error no_answer() const {
+    return device_lost(card_.is_starting() ? "is still starting" : "does not answer");
+  }
   Error device_gone() const {
     if (card_.trouble().empty())
       return device_lost("does not run: start it with `bowhead device serve`");
@@ -247,6 +268,7 @@ class QueuePair::Impl {
     for (Backoff backoff; card_.is_starting(); backoff.pause()) {
       if (window_.access().recency_ns() - begin_ns > kEnableNs) break;
     }
+    card_.note_failure();
   }
   /// What the process would say to a request that cannot be sent.
   static Error refusal(const Job& job, Error otherwise) {
@@ -377,8 +399,8 @@ class QueuePair::Impl {
       oldest_ns_ = now_ns;
     }
     if (!sent_.empty() && now_ns > oldest_ns_ + limit_ns(0))
-      abandon(commands_[index_of(sent_.front())], device_lost("does not answer"));
-    if (now_ns > heard_ns_ + limit_ns(0)) end_waiting(device_lost("does not answer"));
+      abandon(commands_[index_of(sent_.front())], no_answer());
+    if (now_ns > heard_ns_ + limit_ns(0)) end_waiting(no_answer());
   }
   bool is_under_way(uint64_t number) const {
     const Command& command = commands_[index_of(number)];

@@ -28,6 +28,7 @@ Result<void> let_reach_memory(int file, uint64_t at) {
   constexpr uint16_t kMemorySpace = 2, kBusMaster = 4, kBits = kMemorySpace | kBusMaster;
   const auto place = static_cast<off_t>(at + kCommand);
   uint16_t command = 0;
+  errno = EIO;  // if it is too short
   if (pread(file, &command, sizeof command, place) == sizeof command) {
     if ((command & kBits) == kBits) return {};
     command |= kBits;

@@ -312,7 +312,8 @@ int VfioUser::unmap(const Request& request, std::vector<std::byte>& reply) {
 
 int VfioUser::set_interrupts(Request& request) {
   const auto asked = request.exactly<InterruptSet>();
-  if (!asked || asked->index >= kInterruptKinds) return EINVAL;
+  if (!asked || asked->room < sizeof(InterruptSet) || asked->index >= kInterruptKinds)
+    return EINVAL;
   const uint32_t most = asked->index == kMsix && function_.has_interrupt() ? 1 : 0;
   if (asked->start > most || asked->count > most - asked->start) return EINVAL;
   if (asked->flags == (kNoData | kTrigger)) {

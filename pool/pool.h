@@ -96,6 +96,8 @@ struct OpenOptions {
   /// process. Not done by observers, nor of files on a disk, which would be read.
   bool prefault = true;
   Progress progress = {};
+  /// Asked some times a second while this waits for other processes and hosts; true: CANCELLED.
+  std::function<bool()> cancelled = {};
 };
 
 class Pool {
@@ -117,7 +119,7 @@ class Pool {
   /// it lies on a device. Returns NO_SUCH_POOL, NOT_A_POOL, VERSION_UNKNOWN (it has features that
   /// this build does not know; an observer can open it if it may be read without them), DAMAGED
   /// (both superblocks), BUSY (another process takes long to open or replace it, or the hosts do
-  /// not agree), LIMIT_REACHED (too many processes, no free host slot), HOST_ID_IN_USE, IN_USE
+  /// not agree), CANCELLED, LIMIT_REACHED (too many processes, no free host slot), HOST_ID_IN_USE, IN_USE
   /// (processes of this machine have it open by another device node, as in another container),
   /// HOST_FENCED (this host was declared dead and processes of it still have the pool open),
   /// INVALID_ARGUMENT (host), and the statuses of open_media(), also for the media by which the

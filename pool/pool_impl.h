@@ -66,7 +66,7 @@ class Pool::Impl {
   static Result<Pool> open(const std::string& locator, OpenedMedia opened, uint32_t host,
                            const OpenOptions& options) {
     Handle impl(new Impl(locator, std::move(opened), host, options.mirror_bytes));
-    if (auto joined = impl->run([&] { return impl->attach(options.progress); }); !joined)
+    if (auto joined = impl->run([&] { return impl->attach(options); }); !joined)
       return with_locator(locator, joined.error());
     if (options.prefault) impl->start_prefault();
     return Pool(std::move(impl));
@@ -81,12 +81,13 @@ class Pool::Impl {
     media_.reset();
   }
 
-  Result<void> attach(const Progress& progress) {
+  Result<void> attach(const OpenOptions& options) {
     // Mapped read-only.
     if (observing()) return core_.growth.heed_newest(Growth::Missing::PASSED_OVER);
     if (auto ok = protect(); !ok) return ok;
     if (auto ok = make_threads(); !ok) return ok;
-    auto joined = core_.joining.attach(progress, [this] { heartbeat_thread_->resume(); });
+    auto joined = core_.joining.attach(
+        options.progress, [this] { heartbeat_thread_->resume(); }, options.cancelled);
     attached_ = static_cast<bool>(joined);
     // The process that replaced or destroyed it held the locks that this one waited for.
     if (joined && destroyed()) return Status::CLOSED;

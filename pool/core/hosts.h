@@ -24,6 +24,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <vector>
@@ -109,8 +110,9 @@ class Hosts {
   /// From now on look-ups read only the indexes of hosts whose life is not over, and of `holders`
   /// (a bit each): hosts with extents that no successor has adopted yet.
   void forget_hosts_but(uint64_t holders);
-  /// The heartbeat of a host moves while it is watched.
-  bool heartbeat_moves(uint32_t host, uint64_t watch_ns) const;
+  /// The heartbeat of a host moves while it is watched, for watch_ns or until `cancelled` says so.
+  bool heartbeat_moves(uint32_t host, uint64_t watch_ns,
+                       const std::function<bool()>& cancelled = {}) const;
   /// A host that has not left and whose heartbeat moves while all are watched for dead_ms; of a
   /// pool of one host, whose heartbeat this machine alone sees, for ten heartbeats.
   std::optional<uint32_t> any_that_moves() const;
@@ -421,7 +423,8 @@ void Hosts<A>::forget_hosts_but(uint64_t holders) {
 }
 
 template <class A>
-bool Hosts<A>::heartbeat_moves(uint32_t host, uint64_t watch_ns) const {
+bool Hosts<A>::heartbeat_moves(uint32_t host, uint64_t watch_ns,
+                               const std::function<bool()>& cancelled) const {
   const uint64_t at = heartbeat_at(host) + offsetof(bh_host_heartbeat, heartbeat);
   c_.access.acquire(heartbeat_at(host), sizeof(bh_host_heartbeat));
   const uint64_t first = c_.access.load(at);
@@ -430,7 +433,7 @@ bool Hosts<A>::heartbeat_moves(uint32_t host, uint64_t watch_ns) const {
     c_.access.sleep_ns(uint64_t{c_.times.heartbeat_ms} * 250'000);
     c_.access.acquire(heartbeat_at(host), sizeof(bh_host_heartbeat));
     if (c_.access.load(at) != first) return true;
-  } while (c_.access.now_ns() < until_ns);
+  } while (c_.access.now_ns() < until_ns && !(cancelled && cancelled()));
   return false;
 }
 

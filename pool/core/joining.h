@@ -51,8 +51,12 @@ class Joining {
   /// on heartbeat() must be called by another thread, though the rest is still under way. Also if
   /// locks belong to device nodes: then, in a pool of one host, Hosts::take_heartbeat().
   using StartHeartbeat = std::function<void()>;
-  /// BUSY, HOST_ID_IN_USE, HOST_FENCED, DAMAGED, LIMIT_REACHED, SYSTEM: each with a sentence.
-  Result<void> attach(const Progress& progress, const StartHeartbeat& start_heartbeat = {});
+  /// Asked whenever it waits for others; true: it ends, and no life has begun.
+  using Cancelled = std::function<bool()>;
+  /// BUSY, HOST_ID_IN_USE, HOST_FENCED, DAMAGED, LIMIT_REACHED, SYSTEM: each with a sentence; and
+  /// CANCELLED.
+  Result<void> attach(const Progress& progress, const StartHeartbeat& start_heartbeat = {},
+                      const Cancelled& cancelled = {});
   void detach();
   /// Ends this life of the host cleanly, so that others may take over at once. No other process of
   /// the host may have the pool open (IN_USE). Calls `stop_heartbeat` once no other process can
@@ -67,6 +71,8 @@ class Joining {
                                           Missing missing = Missing::REFUSED);
 
  private:
+  bool is_cancelled() const { return cancelled_ && cancelled_(); }
+  Result<void> lock_host();
   bool anybody_alive();
   Result<void> take_ticket(const bh_host_slot& slot);
   Result<void> check_ticket();
@@ -108,6 +114,7 @@ class Joining {
   Inspection<A>& inspection_;
 
   StartHeartbeat start_heartbeat_;
+  Cancelled cancelled_;
   bool left_ = false;     ///< nothing may be stored any more
   bool repairs_ = false;  ///< rebuilds, and reads what was never used too
   Missing missing_ = Missing::REFUSED;
@@ -116,16 +123,11 @@ class Joining {
 };
 
 template <class A>
-Result<void> Joining<A>::attach(const Progress& progress, const StartHeartbeat& start_heartbeat) {
+Result<void> Joining<A>::attach(const Progress& progress, const StartHeartbeat& start_heartbeat,
+                                const Cancelled& cancelled) {
   start_heartbeat_ = start_heartbeat;
-  // A process that rebuilds a large pool keeps its heartbeat: this one waits for it.
-  while (c_.access.lock_host(c_.host, kHostLockWaitMs) == LockResult::HELD) {
-    if (!c_.alone() && hosts_.heartbeat_moves(c_.host, uint64_t{c_.times.dead_ms} * 1'000'000))
-      continue;
-    return Error{Status::BUSY,
-                 "another process has been opening or replacing this pool for 10 seconds; "
-                 "if it hangs, end it and try again"};
-  }
+  cancelled_ = cancelled;
+  if (auto locked = lock_host(); !locked) return locked;
   Result<void> joined = growth_.heed_newest(Missing::REFUSED);
   if (joined) joined = join_host(/*take_over=*/false, progress);
   if (joined) joined = take_process_slot();
@@ -139,6 +141,25 @@ Result<void> Joining<A>::attach(const Progress& progress, const StartHeartbeat& 
   if (first) retirement_.reclaim_some();  // no other process waits for what a rebuild retired
   if (joined && c_.alone()) namespaces_.sweep();  // no duties do so
   return joined;
+}
+
+/// A process that rebuilds a large pool keeps its heartbeat: this one waits for it.
+template <class A>
+Result<void> Joining<A>::lock_host() {
+  const uint64_t slice_ms = cancelled_ ? kHostLockWaitMs / 100 : kHostLockWaitMs;
+  uint64_t left_ms = kHostLockWaitMs;
+  while (c_.access.lock_host(c_.host, slice_ms) == LockResult::HELD) {
+    if (is_cancelled()) return Status::CANCELLED;
+    left_ms -= slice_ms;
+    if (left_ms != 0) continue;
+    const uint64_t watch_ns = uint64_t{c_.times.dead_ms} * 1'000'000;
+    if (c_.alone() || !hosts_.heartbeat_moves(c_.host, watch_ns, cancelled_))
+      return Error{Status::BUSY,
+                   "another process has been opening or replacing this pool for 10 seconds; "
+                   "if it hangs, end it and try again"};
+    left_ms = kHostLockWaitMs;
+  }
+  return {};
 }
 
 template <class A>
@@ -399,9 +420,11 @@ Result<void> Joining<A>::check_nobody_runs_as_this_host(const bh_host_slot& slot
   // it need not, and if it is refused anyway it watches only to give the reason.
   const bool briefly = (this_boot && !claimed) || !may_take;
   const uint64_t watch_ms = briefly ? 3 * c_.times.heartbeat_ms : c_.times.dead_ms;
-  if (!c_.alone() && (!left || claimed) && hosts_.heartbeat_moves(c_.host, watch_ms * 1'000'000))
+  if (!c_.alone() && (!left || claimed) &&
+      hosts_.heartbeat_moves(c_.host, watch_ms * 1'000'000, cancelled_))
     return Error{Status::HOST_ID_IN_USE, "another machine, or a copy of this one, runs as " + host +
                                              "; give each machine its own --host"};
+  if (is_cancelled()) return Status::CANCELLED;  // it may not have watched for long enough
   // Longer, since nobody else notices that the process lives.
   if (c_.alone() && !left && this_boot && c_.access.locks_by_node() && somebody_moves(10))
     return opened_by_another_node();
@@ -557,6 +580,7 @@ Result<void> Joining<A>::succeed_myself(Life& old) {
     if (outcome == Outcome::EXHAUSTED || c_.access.now_ns() > deadline_ns)
       return Error{Status::BUSY, "the hosts of this pool do not agree on who succeeds host " +
                                      std::to_string(c_.host) + "; try again"};
+    if (is_cancelled()) return Status::CANCELLED;
     c_.access.sleep_ns((1 + c_.access.random() % round) * c_.times.heartbeat_ms * 1'000'000);
   }
 }
@@ -581,6 +605,7 @@ Result<void> Joining<A>::take_over_extents(Life old) {
       return Error{Status::BUSY, "another host is to take over what host " +
                                      std::to_string(c_.host) +
                                      " held before and has not done so yet; try again"};
+    if (is_cancelled()) return Status::CANCELLED;
     c_.access.sleep_ns(uint64_t{c_.times.heartbeat_ms} * 1'000'000);
     hosts_.observe(c_.access.now_ns());
     membership_.succeed_the_dead(/*locked=*/true);

@@ -69,9 +69,11 @@ class DescriptorMedium final : public Medium {
 Result<int> parse_descriptor(const std::string& text) {
   int number = -1;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error == std::errc() && end == text.data() + text.size() && number >= 0) return number;
+  // Those below may be written to by any code that prints.
+  constexpr int kFirst = 3;
+  if (error == std::errc() && end == text.data() + text.size() && number >= kFirst) return number;
   return Error{Status::BAD_LOCATOR,
-               fmt::format("'fd:{}': give the number of an open descriptor", text)};
+               fmt::format("'fd:{}': give the number of an open descriptor, 3 or more", text)};
 }
 
 Result<std::unique_ptr<Medium>> open_descriptor(const std::string& rest, MediaUse use) {

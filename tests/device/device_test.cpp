@@ -22,6 +22,7 @@
 #include "ndp/injector.h"
 #include "pool/window.h"
 #include "tests/device/engine_fixture.h"
+#include "tests/support/hosts.h"
 
 namespace bowhead::test {
 namespace {
@@ -538,6 +539,21 @@ TEST_F(DeviceOfHosts, IsNotAskedByAHostThatLeft) {
   }
   stops = true;
   serves.join();
+}
+
+/// As a host that was between two processes when another one needed its space.
+TEST(QueuePairOfAPoorHost, HasItsMemoryFromAnother) {
+  SharedPool shared(2);
+  Host rich = shared.open(0);
+  uint64_t stored = 0;
+  const auto key = [](uint64_t n) { return "block " + std::to_string(n); };
+  while (rich.info_of(0).extents_owned < shared.extents()) {
+    if (rich.put(key(stored)) == Status::OK) ++stored;
+  }
+  for (uint64_t n = 0; n < stored; ++n) ASSERT_EQ(rich.remove(key(n)), Status::OK);
+  Host poor = shared.open(1);
+  const auto pair = QueuePair::open(poor.pool());
+  EXPECT_TRUE(pair) << pair.error().message();
 }
 
 /// Of memory in no whole lines too.

@@ -3,12 +3,14 @@
 #include <bowhead/format/pci.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <utility>
 
 #include "driver-shim/pci_card.h"
 
@@ -122,8 +124,58 @@ TEST_F(PciCardTest, ServesOnePool) {
   PciCard card(files(), pool_);
   card.seek(true);
   EXPECT_FALSE(card.serves());
-  EXPECT_EQ(card.trouble(), "it serves another pool");
+  EXPECT_EQ(card.trouble(), "0000:01:00.0: it serves another pool");
   EXPECT_EQ(long_at(BH_PCI_REG_WINDOW), 4096u);
+  card.ring();
+  EXPECT_EQ(at(BH_PCI_REG_DOORBELL), 0u);
+}
+
+/// The one of this pool, else the first that is free, in any order; also when one comes later, or
+/// another process was faster.
+TEST_F(PciCardTest, OfSeveralFunctionsOneIsTaken) {
+  plug("0000:01:00.0");
+  uint32_t* const first = registers_;
+  plug("0000:02:00.0");
+  uint32_t* const second = std::exchange(registers_, first);
+  const auto set = [](uint32_t* registers, uint32_t offset, uint32_t value) {
+    registers[offset / 4] = value;
+  };
+  const auto serve = [&](uint32_t* registers, uint64_t address) {
+    set(registers, BH_PCI_REG_STATE, BH_PCI_READY);
+    set(registers, BH_PCI_REG_WINDOW, static_cast<uint32_t>(address));
+    set(registers, BH_PCI_REG_WINDOW + 4, static_cast<uint32_t>(address >> 32));
+    set(registers, BH_PCI_REG_BYTES, kBytes);
+  };
+  serve(first, 4096);
+  PciCard card(files(), pool_);
+  card.seek(true);
+  EXPECT_EQ(card.trouble(), "");
+  EXPECT_EQ(second[BH_PCI_REG_CONTROL / 4], 1u);
+  serve(second, kAddress);
+  EXPECT_TRUE(card.serves());
+  set(first, BH_PCI_REG_STATE, BH_PCI_DISABLED);
+  PciCard another(files(), pool_);
+  another.seek(true);
+  EXPECT_TRUE(another.serves());
+  EXPECT_EQ(first[BH_PCI_REG_CONTROL / 4], 0u);
+  serve(second, 4096);  // another process took it for its pool
+  card.seek(true);
+  card.seek(true);
+  EXPECT_EQ(first[BH_PCI_REG_CONTROL / 4], 1u);
+  munmap(second, BH_PCI_BAR_BYTES);
+}
+
+TEST_F(PciCardTest, LockOfAStoppedProcessIsNotWaitedFor) {
+  plug();
+  const UniqueFd other(open((root_ + folder_ + "/resource0").c_str(), O_RDWR | O_CLOEXEC));
+  ASSERT_EQ(flock(other.get(), LOCK_EX), 0);
+  PciCard card(files(), pool_);
+  card.seek(true);
+  EXPECT_NE(card.trouble().find("another process enables it"), std::string::npos);
+  EXPECT_EQ(at(BH_PCI_REG_CONTROL), 0u);
+  ASSERT_EQ(flock(other.get(), LOCK_UN), 0);
+  card.seek(true);
+  EXPECT_EQ(at(BH_PCI_REG_CONTROL), 1u);
 }
 
 TEST_F(PciCardTest, FailureIsToldAndTriedAgain) {
@@ -131,6 +183,10 @@ TEST_F(PciCardTest, FailureIsToldAndTriedAgain) {
   at(BH_PCI_REG_STATE) = BH_PCI_FAILED;
   std::memcpy(&at(BH_PCI_REG_TEXT), "no pool", 8);
   PciCard card(files(), pool_);
+  card.seek(true);
+  EXPECT_EQ(card.trouble(), "");  // it was another pool's
+  card.note_failure();            // for this one now
+  EXPECT_EQ(card.trouble(), "no pool");
   card.seek(true);
   EXPECT_EQ(card.trouble(), "no pool");
   EXPECT_EQ(at(BH_PCI_REG_CONTROL), 1u);

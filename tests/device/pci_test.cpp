@@ -11,6 +11,7 @@
 #include <fstream>
 #include <thread>
 
+#include "base/clock.h"
 #include "driver-shim/queue_pair.h"
 #include "firmware-sim/pci_function.h"
 #include "firmware-sim/pci_server.h"
@@ -594,6 +595,15 @@ TEST(PciServer, TakesThePathOfASocketWithoutAProcess) {
   EXPECT_EQ(device::PciServer::listen(path).status(), Status::IN_USE);
   EXPECT_EQ(stat(path.c_str(), &info), 0);
   unlink(path.c_str());
+  {  // another one took the place of the first, whose end it survives
+    std::optional<Result<device::PciServer>> first(device::PciServer::listen(path));
+    ASSERT_TRUE(*first);
+    unlink(path.c_str());
+    const auto second = device::PciServer::listen(path);
+    ASSERT_TRUE(second);
+    first.reset();
+    EXPECT_EQ(stat(path.c_str(), &info), 0);
+  }
   EXPECT_EQ(device::PciServer::listen("").status(), Status::INVALID_ARGUMENT);
   EXPECT_EQ(device::PciServer::listen(std::string(200, 'x')).status(), Status::INVALID_ARGUMENT);
   EXPECT_EQ(device::PciServer::listen("/nowhere/at/all").status(), Status::SYSTEM);
@@ -630,7 +640,10 @@ class PciPool : public testing::Test {
   }
 
   static constexpr uint64_t kAddress = 0x3d0000000;
-  SharedPool pool_{2};
+  // A test may stand still for some time on a busy machine, and is up all the same.
+  static constexpr SharingTimes kTimes{
+      .heartbeat_ms = 20, .dead_ms = 4000, .grace_ms = 100, .settle_ms = 5, .reclaim_ms = 500};
+  SharedPool pool_{2, {.evict_high_permille = 0}, kTimes};
   std::optional<Served<device::PoolDevice>> served_;
   std::optional<Machine> machine_;
   uint64_t bytes_ = 0;
@@ -678,6 +691,54 @@ TEST_F(PciPool, IsServedUntilTheMachineTakesItsMemoryAway) {
     EXPECT_EQ(error_of(machine_->ask(unmap(kAddress, bytes_))), 0u);
     EXPECT_EQ(state(), uint32_t{BH_PCI_FAILED});
     EXPECT_EQ(ask(ndp::Operation::TOP_K), Status::DEVICE_LOST);
+  }
+}
+
+/// Nothing is written behind the back of a machine that has closed the pool.
+TEST_F(PciPool, LetsGoOfThePoolWhenNoProcessHasItOpen) {
+  const UniqueFd memory = file();
+  enable(memory, SharedPool::kPoolBytes);
+  for (int round = 0; round < 2; ++round) {
+    {
+      auto pool = Pool::open(pool_.locator(), {.host = 0}).value();
+      if (round != 0) machine_->ask(write_register(BH_PCI_REG_CONTROL, 0));
+      machine_->ask(write_register(BH_PCI_REG_CONTROL, 1));
+      EXPECT_TRUE(eventually([&] { return state() == BH_PCI_READY; })) << text();
+      const auto pair = driver::QueuePair::open(pool, {.timeout_ms = 2000}).value();
+      EXPECT_TRUE(pair->ping(10, 1));
+      if (round == 0) sleep_ms(kTimes.dead_ms);
+      EXPECT_EQ(state(), uint32_t{BH_PCI_READY}) << "while a host is up";
+    }
+    EXPECT_TRUE(eventually([&] { return state() == BH_PCI_FAILED; }));
+    EXPECT_EQ(machine_->value(BH_PCI_REG_STATUS), static_cast<uint32_t>(Status::CLOSED));
+    EXPECT_NE(text().find("let go of its memory"), std::string::npos) << text();
+    std::vector<std::byte> before(SharedPool::kPoolBytes), after(before.size());
+    EXPECT_EQ(pread(memory.get(), before.data(), before.size(), 0), ssize_t(before.size()));
+    sleep_ms(20 * kTimes.heartbeat_ms);
+    EXPECT_EQ(pread(memory.get(), after.data(), after.size(), 0), ssize_t(after.size()));
+    EXPECT_EQ(before, after);
+    auto observer = Pool::open(pool_.locator(), {.observe = true}).value();
+    EXPECT_EQ(observer.info()->hosts[1].state, "left");
+  }
+}
+
+/// A machine that takes its memory away waits for no other process.
+TEST_F(PciPool, StopsWhileItStarts) {
+  const UniqueFd memory = file();
+  auto media = open_media(pool_.locator()).value();
+  core::NativeAccess opener(*media, choose_flush_kind(/*needed=*/false));
+  ASSERT_EQ(opener.lock_host(1, 10'000), core::LockResult::TAKEN);
+  for (const bool unmaps : {false, true}) {
+    EXPECT_EQ(error_of(machine_->ask(map(kAddress, SharedPool::kPoolBytes), {memory.get()})), 0u);
+    machine_->ask(let_reach_memory());
+    machine_->ask(
+        write(kBar0Region, BH_PCI_REG_WINDOW, bytes_of(kAddress, SharedPool::kPoolBytes)));
+    machine_->ask(write_register(BH_PCI_REG_CONTROL, 1));
+    EXPECT_EQ(state(), uint32_t{BH_PCI_STARTING});
+    const uint64_t begin_ns = now_ns();
+    machine_->ask(unmaps ? unmap(kAddress, SharedPool::kPoolBytes) : message(RESET));
+    EXPECT_LT(now_ns() - begin_ns, 5'000'000'000u);  // of the ten that the lock is waited for
+    machine_->ask(unmap(kAddress, SharedPool::kPoolBytes));
   }
 }
 

@@ -61,7 +61,8 @@ TEST(Descriptor, WhatIsNoMemoryIsRefused) {
     ASSERT_EQ(media.status(), status) << locator;
     EXPECT_NE(media.error().message().find(text), std::string::npos) << media.error().message();
   };
-  for (const char* text : {"fd:", "fd:-1", "fd:3x", "fd:x", "fd: 3", "fd:99999999999"})
+  for (const char* text :
+       {"fd:", "fd:-1", "fd:3x", "fd:x", "fd: 3", "fd:99999999999", "fd:0", "fd:1", "fd:2"})
     refused(text, Status::BAD_LOCATOR, "number of an open descriptor");
   refused("fd:1000000", Status::SYSTEM, "fd:1000000");
   const UniqueFd none(open("/dev/null", O_RDWR | O_CLOEXEC));

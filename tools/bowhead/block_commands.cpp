@@ -8,12 +8,14 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <memory>
 #include <optional>
 #include <span>
+#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -195,6 +197,21 @@ Result<void> check_typed(Pool& pool, NamespaceId ns, const ValueArguments& a) {
   return {};
 }
 
+/// A host that has no space asks others, which give it some within some heartbeats, if it has not
+/// ended by then.
+Status put_patiently(Pool& pool, NamespaceId ns, const std::string& key, const ConstSpan& bytes,
+                     const std::string& user_metadata) {
+  constexpr std::chrono::milliseconds kPatience(3000), kPause(50);
+  const auto begun = std::chrono::steady_clock::now();
+  for (;;) {
+    const Status stored = pool.put(ns, key, {&bytes, 1}, user_metadata);
+    if (stored != Status::NO_SPACE || std::chrono::steady_clock::now() - begun > kPatience)
+      return stored;
+    if (const auto info = pool.info(); !info || info->hosts.size() == 1) return stored;
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
 int run_put(const BlockArguments& arguments, const ValueArguments& value_arguments,
             const std::string& user_metadata, const std::string& path) {
   const auto key = key_of(arguments);
@@ -220,7 +237,7 @@ int run_put(const BlockArguments& arguments, const ValueArguments& value_argumen
     return fail(*pool, same.error(), arguments.locator);
   const bool present = static_cast<bool>(pool->length(*ns, *key));
   const ConstSpan bytes{reinterpret_cast<const std::byte*>(value->data()), value->size()};
-  const Status stored = pool->put(*ns, *key, {&bytes, 1}, user_metadata);
+  const Status stored = put_patiently(*pool, *ns, *key, bytes, user_metadata);
   if (stored != Status::OK)
     return fail(*pool, about(arguments, *key, pool->explain(stored, *ns, *key)));
   print(present ? fmt::format("'{}' is already present and unchanged\n", key_text(*key))

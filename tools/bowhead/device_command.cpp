@@ -92,15 +92,18 @@ int run_pci(const Arguments& a) {
   ndp::ProcessEngine engine;
   ndp::Injector injector(engine, service->faults);
   const bool injects = !service->faults.empty();
+  const auto tell = [&](const std::string& text) { say(fmt::format("{}: {}", a.socket, text)); };
   device::PoolDevice device(
       chosen_host(),
-      {.threads = a.threads, .engine = injects ? &injector : nullptr, .profile = service->profile});
+      {.threads = a.threads, .engine = injects ? &injector : nullptr, .profile = service->profile},
+      tell);
   device::DmaMappings mappings;
   device::PciFunction function(mappings, device, a.interrupts);
   print(fmt::format("{}: the function waits for a machine{}\n", a.socket,
                     injects ? ", with faults that are injected" : ""));
   if (const int code = finish_output(kOk); code != kOk) return code;
-  const auto served = server->serve(function, mappings, [&] { return interruption.came(); });
+  const auto served = server->serve(
+      function, mappings, [&] { return interruption.came(); }, tell);
   return served ? kOk : fail(served.error());
 }
 
