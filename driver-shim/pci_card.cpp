@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -232,7 +233,11 @@ std::string PciCard::text() const {
     const uint32_t word = read(BH_PCI_REG_TEXT + at);
     text.append(reinterpret_cast<const char*>(&word), sizeof word);
   }
-  return text.substr(0, text.find('\0'));
+  text.resize(std::min(text.size(), text.find('\0')));
+  // What a terminal would obey is not passed on.
+  std::ranges::replace_if(
+      text, [](unsigned char c) { return c < ' ' || c > '~'; }, '?');
+  return text;
 }
 
 void PciCard::ring() {

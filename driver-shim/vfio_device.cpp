@@ -40,6 +40,8 @@ Result<void> let_reach_memory(int file, uint64_t at) {
 Result<std::unique_ptr<VfioDevice>> VfioDevice::open(const std::string& name,
                                                      const std::string& group) {
   std::unique_ptr<VfioDevice> made(new VfioDevice);
+  if (group.empty())
+    return Error{Status::SYSTEM, "it has no IOMMU group: vfio needs a machine with an IOMMU"};
   const std::string path = "/dev/vfio/" + group;
   made->group_ = open_file(path, O_RDWR);
   if (made->group_.get() < 0) return failed(path);

@@ -119,11 +119,11 @@ class Pool {
   /// it lies on a device. Returns NO_SUCH_POOL, NOT_A_POOL, VERSION_UNKNOWN (it has features that
   /// this build does not know; an observer can open it if it may be read without them), DAMAGED
   /// (both superblocks), BUSY (another process takes long to open or replace it, or the hosts do
-  /// not agree), CANCELLED, LIMIT_REACHED (too many processes, no free host slot), HOST_ID_IN_USE, IN_USE
-  /// (processes of this machine have it open by another device node, as in another container),
-  /// HOST_FENCED (this host was declared dead and processes of it still have the pool open),
-  /// INVALID_ARGUMENT (host), and the statuses of open_media(), also for the media by which the
-  /// pool has grown.
+  /// not agree), CANCELLED, LIMIT_REACHED (too many processes, no free host slot), HOST_ID_IN_USE,
+  /// IN_USE (processes of this machine have it open by another device node, as in another
+  /// container), HOST_FENCED (this host was declared dead and processes of it still have the pool
+  /// open), INVALID_ARGUMENT (host), and the statuses of open_media(), also for the media by which
+  /// the pool has grown.
   static Result<Pool> open(const std::string& locator, const OpenOptions& options = {});
 
   /// Removes a pool. Returns NO_SUCH_POOL, NOT_A_POOL (unless `force`), IN_USE (unless `force`; of

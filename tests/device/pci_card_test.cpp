@@ -193,6 +193,9 @@ TEST_F(PciCardTest, FailureIsToldAndTriedAgain) {
   std::memset(&at(BH_PCI_REG_TEXT), 'x', BH_PCI_TEXT_BYTES);
   card.seek(true);
   EXPECT_EQ(card.trouble(), std::string(BH_PCI_TEXT_BYTES, 'x'));
+  std::memcpy(&at(BH_PCI_REG_TEXT), "\033[2J\n\377", 7);
+  card.seek(true);
+  EXPECT_EQ(card.trouble(), "?[2J??");
   at(BH_PCI_REG_STATE) = BH_PCI_READY;
   card.seek(true);
   EXPECT_TRUE(card.serves());
@@ -233,8 +236,10 @@ TEST_F(PciCardTest, FunctionThatVfioDoesNotGiveIsNotMapped) {
   plug();
   fs::create_directories(root_ + "/sys/bus/pci/drivers/vfio-pci");
   fs::create_symlink(root_ + "/sys/bus/pci/drivers/vfio-pci", root_ + folder_ + "/driver");
-  fs::create_symlink("/sys/kernel/iommu_groups/4095", root_ + folder_ + "/iommu_group");
   PciCard card(files(), pool_);
+  card.seek(true);
+  EXPECT_NE(card.trouble().find("no IOMMU group"), std::string::npos) << card.trouble();
+  fs::create_symlink("/sys/kernel/iommu_groups/4095", root_ + folder_ + "/iommu_group");
   card.seek(true);
   EXPECT_NE(card.trouble().find("/dev/vfio/4095"), std::string::npos) << card.trouble();
   EXPECT_EQ(content(folder_ + "/enable"), "0");

@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "driver-shim/pci_card.h"
 #include "tools/bowhead/cli.h"
 #include "tools/bowhead/json.h"
 #include "tools/bowhead/namespace_commands.h"
@@ -34,6 +35,20 @@ struct CreateArguments {
   uint32_t evict_low_percent = 0;  ///< 0: the pool's default
   bool no_evict = false;
 };
+
+/// If the process that has the pool open is this machine's own PCI function: says so.
+Error name_card(Error error, const std::string& locator) {
+  if (error.status != Status::IN_USE) return error;
+  PoolInfo pool{};
+  pool.locator = locator;
+  driver::PciCard card(shim::HostFiles(), pool);
+  card.seek(/*may_enable=*/false);
+  if (!card.serves()) return error;
+  return {
+      Status::IN_USE,
+      "the PCI function of this machine serves this pool, and lets go of it soon after the last "
+      "process that has it open: try again in some seconds"};
+}
 
 int run_create(const CreateArguments& arguments) {
   CreateOptions options = arguments.options;
@@ -56,7 +71,7 @@ int run_create(const CreateArguments& arguments) {
                 arguments.locator);
   }
   if (!made) {
-    const int code = fail(made.error(), arguments.locator);
+    const int code = fail(name_card(made.error(), arguments.locator), arguments.locator);
     return made.status() == Status::CANCELLED ? interruption.exit_code() : code;
   }
   // A signal from here on comes too late: the pool exists, and the exit code says so.
@@ -822,7 +837,7 @@ int run_destroy(const std::string& locator, bool force) {
   const auto destroyed = Pool::destroy(locator, force);
   if (destroyed.status() == Status::DAMAGED)
     return fail({Status::DAMAGED, destroyed.error().message() + " (--force removes it)"}, locator);
-  if (!destroyed) return fail(destroyed.error(), locator);
+  if (!destroyed) return fail(name_card(destroyed.error(), locator), locator);
   print(fmt::format("destroyed {}\n", locator));
   return kOk;
 }
