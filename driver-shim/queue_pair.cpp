@@ -233,7 +233,6 @@ class QueuePair::Impl {
   /// A host that has no space asks others, which give it some within some heartbeats.
   Result<Area> reserve() {
     const uint64_t end_ns = window_.access().recency_ns() + kSpaceNs;
-    Backoff backoff;
     for (;;) {
       auto area = areas_.reserve(options_.request_bytes);
       if (area.status() != Status::NO_SPACE || window_.hosts() == 1) return area;
@@ -242,7 +241,7 @@ class QueuePair::Impl {
                      fmt::format("host {} has no {} bytes of space for requests, and no other host "
                                  "gives it some: one that has space must be up",
                                  window_.host(), options_.request_bytes)};
-      backoff.pause();
+      window_.access().sleep_ns(10 * kNsOfMs);
     }
   }
 

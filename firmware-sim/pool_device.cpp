@@ -118,7 +118,7 @@ Result<void> PoolDevice::serve(const UniqueFd& memory, uint64_t bytes) {
   if (info->size_bytes > bytes)
     return Error{Status::INVALID_ARGUMENT,
                  fmt::format("the pool has {} bytes, and the window {}", info->size_bytes, bytes)};
-  const auto is_alone = serve(*pool);
+  const auto is_alone = serve(*pool, *info);
   if (!is_alone) return about_memory(is_alone.error(), locator);
   if (!*is_alone) return {};
   (void)pool->leave();  // refused if another process of this machine is the host, too
@@ -127,16 +127,16 @@ Result<void> PoolDevice::serve(const UniqueFd& memory, uint64_t bytes) {
 }
 
 /// Until stop(), or until it is alone in the pool: then true.
-Result<bool> PoolDevice::serve(Pool& pool) {
+Result<bool> PoolDevice::serve(Pool& pool, const PoolInfo& info) {
   const auto device = Device::make(pool, options_);
   if (!device) return device.error();
-  OtherHosts others(pool, host_, pool.info()->times);
+  OtherHosts others(pool, host_, info.times);
   {
     const std::lock_guard lock(mutex_);
     standing_ = {BH_PCI_READY, {}};
     device_ = device->get();
   }
-  tell(fmt::format("serves pool {} as host {}", pool.info()->pool_id, host_));
+  tell(fmt::format("serves pool {} as host {}", info.pool_id, host_));
   bool is_alone = false;
   const auto served = (*device)->serve([&] {
     is_alone = others.are_gone();

@@ -37,7 +37,7 @@ class PoolDevice final : public WindowDevice {
 
  private:
   Result<void> serve(const UniqueFd& memory, uint64_t bytes);
-  Result<bool> serve(Pool& pool);
+  Result<bool> serve(Pool& pool, const PoolInfo& info);
   void set(const Standing& standing);
   void tell(const std::string& text) const {
     if (say_) say_(text);

@@ -153,7 +153,9 @@ Result<void> Joining<A>::lock_host() {
     left_ms -= slice_ms;
     if (left_ms != 0) continue;
     const uint64_t watch_ns = uint64_t{c_.times.dead_ms} * 1'000'000;
-    if (c_.alone() || !hosts_.heartbeat_moves(c_.host, watch_ns, cancelled_))
+    const bool waits = !c_.alone() && hosts_.heartbeat_moves(c_.host, watch_ns, cancelled_);
+    if (is_cancelled()) return Status::CANCELLED;
+    if (!waits)
       return Error{Status::BUSY,
                    "another process has been opening or replacing this pool for 10 seconds; "
                    "if it hangs, end it and try again"};

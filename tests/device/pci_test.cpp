@@ -3,6 +3,7 @@
 #include <bowhead/format/pci.h>
 #include <gtest/gtest.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -571,6 +572,60 @@ TEST(PciServer, LeavesThoseWhoBreakTheProtocol) {
   EXPECT_EQ(error_of(slow.receive()), 0u);
   slow.leave();
   EXPECT_TRUE(eventually([&] { return open_descriptors() == descriptors + 1; }));
+}
+
+/// Those who come meanwhile wait, and cost nothing.
+TEST(PciServer, GoesOnWhenItHasNoDescriptorLeft) {
+  Served<FakeDevice> served;
+  Machine machine = Machine::connected_to(served.path);
+  EXPECT_EQ(error_of(machine.ask(version())), 0u);
+  Machine other = Machine::connected_to(served.path);
+  EXPECT_TRUE(other.ask(version()).empty());
+  other.leave();
+  const UniqueFd waiting(socket(AF_UNIX, SOCK_STREAM, 0));
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlimit low{open_descriptors() + 20, limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+  std::vector<UniqueFd> all;
+  while (all.empty() || all.back().get() >= 0) all.emplace_back(dup(waiting.get()));
+  ASSERT_EQ(errno, EMFILE);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  served.path.copy(address.sun_path, sizeof address.sun_path - 1);
+  ASSERT_EQ(connect(waiting.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  const auto cpu_ns = [] {
+    timespec used;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+    return used.tv_sec * 1'000'000'000 + used.tv_nsec;
+  };
+  const auto begin_ns = cpu_ns();
+  sleep_ms(500);
+  EXPECT_LT(cpu_ns() - begin_ns, 250'000'000);
+  EXPECT_EQ(machine.value(BH_PCI_REG_MAGIC), BH_PCI_MAGIC);
+  all.clear();
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  char byte;
+  EXPECT_EQ(::read(waiting.get(), &byte, 1), 0);  // turned away now
+}
+
+/// One that does not run, and to which no more can connect.
+TEST(PciServer, LeavesTheSocketOfAStoppedProcessAlone) {
+  const std::string path = "/tmp/bowhead-pci-stopped-" + std::to_string(getpid());
+  const UniqueFd stopped(socket(AF_UNIX, SOCK_STREAM, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  path.copy(address.sun_path, sizeof address.sun_path - 1);
+  const auto* name = reinterpret_cast<const sockaddr*>(&address);
+  ASSERT_EQ(bind(stopped.get(), name, sizeof address), 0);
+  ASSERT_EQ(listen(stopped.get(), 0), 0);
+  std::vector<UniqueFd> waiting;
+  do {
+    waiting.emplace_back(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0));
+  } while (connect(waiting.back().get(), name, sizeof address) == 0);
+  ASSERT_EQ(errno, EAGAIN);
+  EXPECT_EQ(device::PciServer::listen(path).status(), Status::IN_USE);
+  unlink(path.c_str());
 }
 
 TEST(PciServer, TakesThePathOfASocketWithoutAProcess) {

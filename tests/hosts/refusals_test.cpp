@@ -357,6 +357,36 @@ TEST(Repaired, APoolHasNoHostAfterwards) {
   EXPECT_TRUE(eventually([&] { return other.get("a") == Status::OK; }));
 }
 
+/// At any moment at which it waits for others: what it had begun is ended by the next one.
+TEST(Refused, AnOpeningThatWasCancelled) {
+  SharedPool shared(2);
+  Host other = shared.open(1);
+  ASSERT_EQ(other.put("of the other"), Status::OK);
+  for (int life = 0; life < 5; ++life) {
+    const std::string key = "of life " + std::to_string(life);
+    Host host = shared.open(0);
+    ASSERT_TRUE(eventually([&] { return host.put(key) == Status::OK; }));
+    ASSERT_TRUE(host.pool().leave());
+    const auto media = open_media(shared.locator());
+    core::NativeAccess opener(**media, FlushKind::NONE);
+    ASSERT_EQ(opener.lock_host(0, 10'000), core::LockResult::TAKEN);
+    bool is_locked = true;
+    for (uint64_t looks = 0;; ++looks) {
+      OpenOptions options;
+      options.host = 0;
+      uint64_t looked = 0;
+      options.cancelled = [&] { return looked++ >= looks; };
+      const auto opened = Host::open(shared.locator(), options);
+      if (opened) break;
+      EXPECT_EQ(opened.status(), Status::CANCELLED) << opened.error().message();
+      if (std::exchange(is_locked, false)) opener.unlock_host(0);
+    }
+    EXPECT_FALSE(is_locked) << "it waited for the lock";
+    EXPECT_TRUE(eventually([&] { return other.get(key) == Status::OK; }));
+    EXPECT_EQ(other.get("of the other"), Status::OK);
+  }
+}
+
 /// However long a process that opens the pool makes it wait.
 TEST(Refused, ALeaveThatEndsNoMembership) {
   SharedPool shared(2);
