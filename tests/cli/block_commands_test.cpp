@@ -359,6 +359,10 @@ TEST_F(BlockCommands, AnOutputThatCannotBeWrittenIsAnError) {
   const Outcome full = shell("$B get " + shm_locator() + " k > /dev/full");
   EXPECT_EQ(full.code, 3);
   EXPECT_NE(full.err.find("No space left"), std::string::npos) << full.err;
+  // One that would go on says so, and ends; not twice.
+  const Outcome serving = shell("$B device pci " + path("card") + " > /dev/full");
+  EXPECT_EQ(serving.code, 3);
+  EXPECT_EQ(serving.err, "bowhead: cannot write to standard output: No space left on device\n");
 }
 
 TEST_F(BlockCommands, AReaderThatGoesAwayIsNotAnError) {

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "tools/program/text.h"
 #include "tools/program/version.h"
@@ -18,6 +19,7 @@ namespace bowhead::cli {
 namespace {
 
 int output_error = 0;
+bool is_output_error_told = false;
 
 void note_output_error() {
   if (output_error == 0) output_error = errno;
@@ -105,7 +107,8 @@ int finish_output(int code) {
   if (std::fflush(stdout) != 0) note_output_error();
   if (std::ferror(stdout) != 0 && output_error == 0) output_error = EIO;
   if (output_error == 0 || output_error == EPIPE) return code;
-  say(fmt::format("cannot write to standard output: {}", strerror(output_error)));
+  if (!std::exchange(is_output_error_told, true))
+    say(fmt::format("cannot write to standard output: {}", strerror(output_error)));
   return kEnvironment;
 }
 
