@@ -101,7 +101,10 @@ Result<void> PciCard::find() {
       if (files_.number(folder + "/vendor") != BH_PCI_VENDOR ||
           files_.number(folder + "/device") != BH_PCI_DEVICE)
         continue;
-      good = files_.link_name(folder + "/driver") == "vfio-pci" ? take(name) : map(folder);
+      // One that can be taken by vfio serves nobody.
+      const bool by_vfio = files_.link_name(folder + "/driver") == "vfio-pci";
+      if (by_vfio && !free) continue;
+      good = by_vfio ? take(name) : map(folder);
       if (good) good = greet();
       if (good) good = fits(free);
       if (good) return good;

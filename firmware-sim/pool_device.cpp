@@ -118,6 +118,10 @@ Result<void> PoolDevice::serve(const UniqueFd& memory, uint64_t bytes) {
   if (info->size_bytes > bytes)
     return Error{Status::INVALID_ARGUMENT,
                  fmt::format("the pool has {} bytes, and the window {}", info->size_bytes, bytes)};
+  if (info->hosts.size() == 1)
+    return Error{Status::NOT_SUPPORTED,
+                 "the pool was made for one host, and the device would be another: make it by "
+                 "`bowhead pool create --hosts 2`"};
   const auto is_alone = serve(*pool, *info);
   if (!is_alone) return about_memory(is_alone.error(), locator);
   if (!*is_alone) return {};

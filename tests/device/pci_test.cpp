@@ -797,6 +797,19 @@ TEST_F(PciPool, StopsWhileItStarts) {
   }
 }
 
+TEST_F(PciPool, PoolOfOneHostIsRefused) {
+  const SharedPool one(1);
+  const UniqueFd memory =
+      open_file("/dev/shm/bowhead-" + one.locator().substr(std::string("shm:").size()), O_RDWR);
+  served_.reset();
+  served_.emplace(0u, device::Options{});
+  machine_.emplace(Machine::connected_to(served_->path));
+  EXPECT_EQ(error_of(machine_->ask(version())), 0u);
+  enable(memory, SharedPool::kPoolBytes);
+  EXPECT_EQ(machine_->value(BH_PCI_REG_STATUS), static_cast<uint32_t>(Status::NOT_SUPPORTED));
+  EXPECT_NE(text().find("--hosts 2"), std::string::npos) << text();
+}
+
 TEST_F(PciPool, WhatIsNoPoolIsRefused) {
   enable(memory(4 * kMiB), 4 * kMiB);
   EXPECT_EQ(state(), uint32_t{BH_PCI_FAILED});
