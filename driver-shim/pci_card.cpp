@@ -101,7 +101,7 @@ Result<void> PciCard::find() {
       if (files_.number(folder + "/vendor") != BH_PCI_VENDOR ||
           files_.number(folder + "/device") != BH_PCI_DEVICE)
         continue;
-      // One that can be taken by vfio serves nobody.
+      // A function that vfio can still give to this process serves no pool yet.
       const bool by_vfio = files_.link_name(folder + "/driver") == "vfio-pci";
       if (by_vfio && !free) continue;
       good = by_vfio ? take(name) : map(folder);

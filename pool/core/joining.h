@@ -51,7 +51,7 @@ class Joining {
   /// on heartbeat() must be called by another thread, though the rest is still under way. Also if
   /// locks belong to device nodes: then, in a pool of one host, Hosts::take_heartbeat().
   using StartHeartbeat = std::function<void()>;
-  /// Asked whenever it waits for others; true: it ends, and no life has begun.
+  /// Asked whenever it waits for others; true: it ends, as if the process had died there.
   using Cancelled = std::function<bool()>;
   /// BUSY, HOST_ID_IN_USE, HOST_FENCED, DAMAGED, LIMIT_REACHED, SYSTEM: each with a sentence; and
   /// CANCELLED.

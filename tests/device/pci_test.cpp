@@ -30,6 +30,13 @@ using device::kConfigRegion;
 
 constexpr uint64_t kMiB = 1 << 20;
 
+sockaddr_un address_of(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  path.copy(address.sun_path, sizeof address.sun_path - 1);
+  return address;
+}
+
 /// Notes what is asked of it.
 class FakeDevice final : public device::WindowDevice {
  public:
@@ -451,10 +458,8 @@ class Machine {
   explicit Machine(UniqueFd socket) : socket_(std::move(socket)) {}
   static Machine connected_to(const std::string& path) {
     UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    path.copy(address.sun_path, sizeof address.sun_path - 1);
-    if (connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0)
+    const sockaddr_un address = address_of(path);
+    if (connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
       socket = UniqueFd();
     return Machine(std::move(socket));
   }
@@ -590,10 +595,8 @@ TEST(PciServer, GoesOnWhenItHasNoDescriptorLeft) {
   std::vector<UniqueFd> all;
   while (all.empty() || all.back().get() >= 0) all.emplace_back(dup(waiting.get()));
   ASSERT_EQ(errno, EMFILE);
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  served.path.copy(address.sun_path, sizeof address.sun_path - 1);
-  ASSERT_EQ(connect(waiting.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  const sockaddr_un address = address_of(served.path);
+  ASSERT_EQ(connect(waiting.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
   const auto cpu_ns = [] {
     timespec used;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
@@ -609,13 +612,11 @@ TEST(PciServer, GoesOnWhenItHasNoDescriptorLeft) {
   EXPECT_EQ(::read(waiting.get(), &byte, 1), 0);  // turned away now
 }
 
-/// One that does not run, and to which no more can connect.
+/// The process is stopped, and its backlog is full.
 TEST(PciServer, LeavesTheSocketOfAStoppedProcessAlone) {
   const std::string path = "/tmp/bowhead-pci-stopped-" + std::to_string(getpid());
   const UniqueFd stopped(socket(AF_UNIX, SOCK_STREAM, 0));
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  path.copy(address.sun_path, sizeof address.sun_path - 1);
+  const sockaddr_un address = address_of(path);
   const auto* name = reinterpret_cast<const sockaddr*>(&address);
   ASSERT_EQ(bind(stopped.get(), name, sizeof address), 0);
   ASSERT_EQ(listen(stopped.get(), 0), 0);
@@ -632,10 +633,8 @@ TEST(PciServer, TakesThePathOfASocketWithoutAProcess) {
   const std::string path = "/tmp/bowhead-pci-old-" + std::to_string(getpid());
   {
     const UniqueFd old(socket(AF_UNIX, SOCK_STREAM, 0));
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    path.copy(address.sun_path, sizeof address.sun_path - 1);
-    ASSERT_EQ(bind(old.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+    const sockaddr_un address = address_of(path);
+    ASSERT_EQ(bind(old.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
   }
   struct stat info {};
   {
