@@ -53,8 +53,7 @@ TEST_F(HostCommands, ARemovalIsLeftToTheOwner) {
       << alone.err;
   EXPECT_NE(alone.err.find("open as that host"), std::string::npos) << alone.err;
   EXPECT_EQ(run({"get", shm_locator(), "k"}).code, 0);
-  const Running owner(
-      {"replay", "--pool", shm_locator(), "--host", "0", "--workers", "1", "--block-bytes", "16K"});
+  const Running owner({"host", shm_locator(), "--host", "0"});
   EXPECT_TRUE(eventually(45, [&] { return as(1, {"rm", shm_locator(), "k"}).code == 0; }));
   EXPECT_EQ(run({"get", shm_locator(), "k"}).code, 1);
 }
@@ -121,8 +120,7 @@ TEST_F(HostCommands, ARemovalThatWaitsForAFenceNamesTheHost) {
   create(shm_locator(), "32M",
          {"--hosts", "2", "--no-evict", "--dead-ms", "1000", "--reclaim-ms", "0"});
   ASSERT_EQ(as(0, {"put", shm_locator(), "k"}, "value").code, 0);
-  const Running other({"replay", "--pool", shm_locator(), "--host", "1", "--workers", "1",
-                       "--block-bytes", "16K", "--requests", "100000"});
+  const Running other({"host", shm_locator(), "--host", "1"});
   ASSERT_TRUE(eventually(60, [&] { return host_info(0)["extents_owned"] == 0; }));
   const Outcome waits = as(1, {"rm", shm_locator(), "k"});
   expect_refused(waits, 3, "host 0 owned it when it was declared dead");
@@ -220,8 +218,7 @@ TEST_F(HostCommands, AHostThatLeavesPassesItsBlocksOn) {
   EXPECT_NE(left.out.find("host 0 left " + shm_locator()), std::string::npos) << left.out;
   EXPECT_EQ(host_info(0)["state"], "left");
   EXPECT_EQ(as(1, {"get", shm_locator(), "k"}).out, "value");
-  const Running other(
-      {"replay", "--pool", shm_locator(), "--host", "1", "--workers", "1", "--block-bytes", "16K"});
+  const Running other({"host", shm_locator(), "--host", "1"});
   EXPECT_TRUE(eventually(45, [&] { return host_info(0)["extents_owned"] == 0; }));
   EXPECT_EQ(host_info(0)["state"], "ended");
   EXPECT_TRUE(eventually(45, [&] { return host_info(1)["extents_custody"] == 0; }))
@@ -230,10 +227,8 @@ TEST_F(HostCommands, AHostThatLeavesPassesItsBlocksOn) {
 
 TEST_F(HostCommands, NoHostLeavesWhileAProcessIsOpen) {
   create(shm_locator(), "32M", {"--hosts", "2"});
-  const Running other(
-      {"replay", "--pool", shm_locator(), "--host", "0", "--workers", "2", "--block-bytes", "16K"});
-  // Counts both workers, but not the parent, which opens the pool before them and closes it again.
-  ASSERT_TRUE(eventually(45, [&] { return host_info(0)["processes_live"] == 2; }));
+  const Running other({"host", shm_locator(), "--host", "0"});
+  ASSERT_TRUE(eventually(45, [&] { return host_info(0)["processes_live"] == 1; }));
   expect_refused(as(0, {"pool", "leave", shm_locator()}), 3, "end them");
   EXPECT_EQ(host_info(0)["state"], "live");
   EXPECT_TRUE(eventually(45, [&] { return host_info(0)["silent"] == false; }));
@@ -282,17 +277,15 @@ TEST_F(HostCommands, OnlyADeadHostIsFenced) {
   for (const char* wrong : {"64", "-1", "x"})
     EXPECT_EQ(as(1, {"pool", "fence", shm_locator(), wrong}).code, 2) << wrong;
   {
-    const Running alive({"replay", "--pool", shm_locator(), "--host", "0", "--workers", "1",
-                         "--block-bytes", "16K"});
-    ASSERT_TRUE(eventually(45, [&] { return host_info(0)["silent"] == false; }));
+    const Running alive({"host", shm_locator(), "--host", "0"});
+    ASSERT_TRUE(eventually(45, [&] { return host_info(0)["processes_live"] == 1; }));
     const Outcome refused = as(1, {"pool", "fence", shm_locator(), "0"});
     EXPECT_EQ(refused.code, 3) << refused.out << refused.err;
     EXPECT_NE(refused.err.find("waiting until it is"), std::string::npos) << refused.err;
     EXPECT_NE(refused.err.find("not been declared dead"), std::string::npos) << refused.err;
   }
   // Host 1 declares it dead, since its heartbeat does not change.
-  const Running other(
-      {"replay", "--pool", shm_locator(), "--host", "1", "--workers", "1", "--block-bytes", "16K"});
+  const Running other({"host", shm_locator(), "--host", "1"});
   ASSERT_TRUE(eventually(45, [&] { return host_info(0)["state"] == "ended"; }));
   EXPECT_TRUE(eventually(45, [&] { return host_info(1)["extents_custody"] != 0; }));
   const Outcome fenced = as(1, {"pool", "fence", shm_locator(), "0"});

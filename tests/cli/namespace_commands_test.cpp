@@ -102,8 +102,7 @@ TEST_F(NamespaceCommands, AHostRemovesTheBlocksOfAnother) {
   ASSERT_EQ(run({"ns", "rm", shm_locator(), "default", "--yes", "--host", "1"}).code, 0);
   EXPECT_EQ(run({"get", shm_locator(), "k"}).code, 1);
   EXPECT_EQ(run({"get", shm_locator(), "k", "--host", "0"}).code, 1);
-  const Running owner(
-      {"replay", "--pool", shm_locator(), "--host", "0", "--workers", "1", "--block-bytes", "16K"});
+  const Running owner({"host", shm_locator(), "--host", "0"});
   EXPECT_TRUE(eventually(45, [&] {
     const auto listed = json_of(run({"ls", shm_locator(), "--json"}));
     for (const auto& block : listed["blocks"]) {
