@@ -88,7 +88,7 @@ class QueuePair::Impl {
     if (window_.access().forked()) return;
     const std::lock_guard lock(mutex_);
     if (is_attached_ && window_.standing() == Status::OK)
-      (void)channel_.send(Message{0, BH_DEVICE_DETACH});
+      (void)channel_.send(Message{0, to_session(BH_DEVICE_DETACH)});
     // The memory for requests goes: the device reads what it finds there, and believes nothing.
   }
 
@@ -399,7 +399,15 @@ class QueuePair::Impl {
     }
     if (!sent_.empty() && now_ns > oldest_ns_ + limit_ns(0))
       abandon(commands_[index_of(sent_.front())], no_answer());
-    if (now_ns > heard_ns_ + limit_ns(0)) end_waiting(no_answer());
+    if (now_ns > heard_ns_ + limit_ns(0)) {
+      forget_attach();
+      end_waiting(no_answer());
+    }
+  }
+  /// It may be lost; the next job asks again. If it is answered after all, nothing is sent for that
+  /// area (P3), and the device frees it for the next.
+  void forget_attach() {
+    if (attach_number_ != 0) remove(commands_[index_of(std::exchange(attach_number_, 0))]);
   }
   bool is_under_way(uint64_t number) const {
     const Command& command = commands_[index_of(number)];
@@ -469,7 +477,7 @@ class QueuePair::Impl {
     is_attached_ = false;
     answer_pieces_.reset(0);
     cancels_.clear();
-    is_attaching_ = false;
+    attach_number_ = 0;
     sent_.clear();
     for (uint32_t i = 0; i < commands_.size(); ++i) {
       Command& command = commands_[i];
@@ -609,7 +617,7 @@ class QueuePair::Impl {
     if (!cancels_.empty()) {
       Command& command = add(Command::Kind::CANCEL);
       command.is_sent = true;
-      message = {command.number, BH_DEVICE_CANCEL, cancels_.front()};
+      message = {command.number, to_session(BH_DEVICE_CANCEL), cancels_.front()};
       cancels_.pop_front();
       return true;
     }
@@ -620,7 +628,7 @@ class QueuePair::Impl {
       Command& command = add(Command::Kind::EMPTY);
       command.is_sent = true;
       ++empty_->sent;
-      message = {command.number, BH_DEVICE_NOTHING};
+      message = {command.number, to_session(BH_DEVICE_NOTHING)};
       return true;
     }
     return false;
@@ -703,9 +711,12 @@ class QueuePair::Impl {
     return true;
   }
 
+  /// A device that was started anew takes nothing that was sent before this process saw that.
+  uint64_t to_session(uint64_t opcode) const { return session_ << 32 | opcode; }
+
   Message message_of(const Command& command, uint64_t opcode) const {
     return {command.number,
-            opcode,
+            to_session(opcode),
             requests_->offset() + command.request_at,
             command.request_bytes,
             command.answer_at,
@@ -727,17 +738,18 @@ class QueuePair::Impl {
   }
 
   bool attach(Message& message) {
-    if (is_attaching_) return false;
+    if (attach_number_ != 0) return false;
     Command& command = add(Command::Kind::ATTACH);
-    is_attaching_ = true;
+    attach_number_ = command.number;
+    heard_ns_ = window_.access().recency_ns();
     command.is_sent = true;
-    message = {command.number, BH_DEVICE_ATTACH};
+    message = {command.number, to_session(BH_DEVICE_ATTACH)};
     message[BH_COMMAND_ROOM] = options_.answer_bytes;
     return true;
   }
 
   void attached(const Message& completion) {
-    is_attaching_ = false;
+    attach_number_ = 0;
     const auto status = static_cast<Status>(completion[BH_COMPLETION_STATUS] & UINT32_MAX);
     answers_offset_ = completion[BH_COMPLETION_BYTES];
     std::optional<Error> why;
@@ -816,7 +828,8 @@ class QueuePair::Impl {
   std::optional<Area> requests_;
   Pieces request_pieces_, answer_pieces_;
   uint64_t answers_offset_ = 0;
-  bool is_attached_ = false, is_attaching_ = false;
+  bool is_attached_ = false;
+  uint64_t attach_number_ = 0;  // of the command that asks for an area; 0: none does
   uint64_t next_serial_;
   std::deque<Command> commands_;
   std::vector<uint32_t> free_;    // of them

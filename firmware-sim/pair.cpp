@@ -27,21 +27,13 @@ Pair::Pair(Window& window, Areas& areas, uint32_t host, uint32_t number,
       channel_(window.access(), window.completions(host, number), window.commands(host, number),
                BH_DEVICE_QUEUE_BYTES) {
   channel_.open();
-  // What was sent before this session: the device before may have carried it out, and a mailbox
-  // command must not be carried out twice. A process that still waits sees the new session, and
-  // asks again.
-  for (size_t left = channel_.slots(); left > 0;) {
-    const size_t taken = channel_.poll(commands_);
-    if (taken == 0) break;
-    left -= std::min(left, taken);
-  }
 }
 
 std::span<const Message> Pair::take() {
   // Until its process has taken completions.
   if (!send() && completions_.size() >= kCompletionsMax) return {};
   if (waiting_.size() >= kWaitingMax || waiting_bytes_ >= kWaitingBytesMax) return {};
-  const size_t taken = channel_.poll(commands_);
+  const size_t taken = take_own(channel_.poll(commands_));
   is_used_ |= taken > 0;
   if (channel_.peer_session() != peer_session_) {
     peer_session_ = channel_.peer_session();
@@ -49,6 +41,20 @@ std::span<const Message> Pair::take() {
     completions_.clear();
   }
   return {commands_.data(), taken};
+}
+
+/// Of the first `count` commands_ those that were sent to this session; returns how many. Others the
+/// device before may have carried out, and a mailbox command must not be carried out twice. Their
+/// process sends again what it still waits for, once it sees the new session.
+size_t Pair::take_own(size_t count) {
+  size_t own = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const uint64_t word = commands_[i][BH_COMMAND_OPCODE];
+    if (word >> 32 != channel_.session()) continue;
+    commands_[own] = commands_[i];
+    commands_[own++][BH_COMMAND_OPCODE] = word & UINT32_MAX;
+  }
+  return own;
 }
 
 Message Pair::carry_out(const Message& command) {

@@ -51,6 +51,7 @@ class Pair {
   void free_if_idle(uint64_t now_ns, uint64_t idle_ns);
 
  private:
+  size_t take_own(size_t count);
   Result<uint64_t> attach(uint64_t bytes);
 
   static constexpr size_t kTakenAtOnce = 16;

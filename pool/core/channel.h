@@ -130,6 +130,9 @@ class Channel {
     return taken;
   }
 
+  /// The session of this side, since open().
+  uint64_t session() const { return out_.session; }
+
   /// Session of the peer whose messages poll() takes; 0: it has not opened yet. When it changes,
   /// requests to the earlier one may never be answered. For the polling thread.
   uint64_t peer_session() const { return in_.session; }

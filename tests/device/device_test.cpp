@@ -16,6 +16,8 @@
 #include <vector>
 
 #include "driver-shim/queue_pair.h"
+#include "firmware-sim/areas.h"
+#include "firmware-sim/pair.h"
 #include "firmware-sim/timing.h"
 #include "firmware-sim/wire.h"
 #include "ndp/engine.h"
@@ -261,6 +263,76 @@ TEST_F(DeviceTest, ComesBackUnderThreads) {
   EXPECT_EQ(refused, 0u);
 }
 
+/// Also if they come when its session has begun already.
+TEST_F(DeviceTest, APairTakesOnlyWhatWasSentToItsSession) {
+  Pool of_device = Pool::open(pool_.locator(), {.prefault = false}).value();
+  Window window = Window::open(pool()).value(), device_window = Window::open(of_device).value();
+  device::Areas areas(of_device, "answers");
+  ASSERT_TRUE(areas.open());
+  Window::Channel process(window.access(), window.commands(0, 0), window.completions(0, 0),
+                          BH_DEVICE_QUEUE_BYTES);
+  process.open();
+  const auto send = [&](uint64_t id) {
+    ASSERT_TRUE(process.send({id, process.peer_session() << 32 | BH_DEVICE_NOTHING}));
+  };
+  const auto see_session = [&] {
+    core::Message none;
+    EXPECT_EQ(process.poll(std::span(&none, 1)), 0u);
+  };
+  const std::function<void()> nothing;
+  for (const uint64_t life : {1, 2, 3}) {
+    device::Pair pair(device_window, areas, 0, 0, nothing);
+    send(10 * life);  // as the process does not know of it yet
+    see_session();
+    EXPECT_EQ(process.peer_session(), life);
+    send(10 * life + 1);
+    std::vector<uint64_t> taken;
+    for (int look = 0; look < 3; ++look) {
+      for (const core::Message& command : pair.take()) {
+        taken.push_back(command[BH_COMMAND_ID]);
+        EXPECT_EQ(command[BH_COMMAND_OPCODE], BH_DEVICE_NOTHING);
+      }
+    }
+    EXPECT_EQ(taken, std::vector<uint64_t>{10 * life + 1});
+    send(10 * life + 2);  // is not taken in this life
+  }
+}
+
+/// The first job fails; the device is asked again for the next one.
+TEST_F(DeviceTest, ALostQuestionForAnAreaIsAskedAgain) {
+  Pool of_device = Pool::open(pool_.locator(), {.prefault = false}).value();
+  Window window = Window::open(of_device).value();
+  ASSERT_TRUE(window.become_device());
+  Window::Channel device(window.access(), window.completions(0, 0), window.commands(0, 0),
+                         BH_DEVICE_QUEUE_BYTES);
+  device.open();
+  std::atomic<bool> stops = false;
+  std::atomic<uint32_t> asked = 0;
+  std::thread takes_and_says_nothing([&] {
+    while (!stops) {
+      core::Message command{};
+      if (device.poll(std::span(&command, 1)) == 1 &&
+          (command[BH_COMMAND_OPCODE] & UINT32_MAX) == BH_DEVICE_ATTACH)
+        ++asked;
+    }
+  });
+  {
+    const auto pair = QueuePair::open(pool(), {.timeout_ms = 100});
+    ASSERT_TRUE(pair);
+    LeasedSequence sequence(pool(), "plain", CompressionProfile::NONE, {300, 40, 16});
+    const Request request = requests(sequence)[3];
+    Answer answer(request);
+    for (const uint32_t times : {1u, 2u, 3u}) {
+      EXPECT_EQ((*pair)->run(request, answer.room()).status(), Status::DEVICE_LOST);
+      for (int ms = 0; asked < times && ms < 10'000; ++ms)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      EXPECT_EQ(asked, times);
+    }
+  }
+  stops = true;
+  takes_and_says_nothing.join();
+}
+
 TEST_F(DeviceTest, SaysHowLongTheModelledDeviceTakes) {
   LeasedSequence sequence(pool(), "plain", CompressionProfile::NONE, {300, 40, 16});
   for (const bool models : {false, true}) {
@@ -275,7 +347,7 @@ TEST_F(DeviceTest, SaysHowLongTheModelledDeviceTakes) {
       ndp::Job job{request, answer.room()};
       (*pair)->submit(job);
       (*pair)->wait(job);
-      ASSERT_TRUE(*job.answer);
+      ASSERT_TRUE(*job.answer) << job.answer->error().message();
       const uint64_t request_bytes = device::encode(request)->size();
       const auto work = device::work_of(request, **job.answer, request_bytes);
       ASSERT_TRUE(work);
