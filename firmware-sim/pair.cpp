@@ -43,9 +43,9 @@ std::span<const Message> Pair::take() {
   return {commands_.data(), taken};
 }
 
-/// Of the first `count` commands_ those that were sent to this session; returns how many. Others the
-/// device before may have carried out, and a mailbox command must not be carried out twice. Their
-/// process sends again what it still waits for, once it sees the new session.
+/// Of the first `count` commands_ keeps those that were sent to this session; returns how many.
+/// Others the device before may have carried out, and a mailbox command must not be carried out
+/// twice. Their process sends again what it still waits for, once it sees the new session.
 size_t Pair::take_own(size_t count) {
   size_t own = 0;
   for (size_t i = 0; i < count; ++i) {
