@@ -54,7 +54,9 @@ class Mirror {
       : c_(rooms.context),
         index_(rooms.index),
         log_(rooms.index.log()),
-        most_bytes_(rooms.settings.mirror_bytes) {}
+        most_bytes_(rooms.settings.mirror_bytes),
+        row_lines_(std::max<uint64_t>(1, std::bit_ceil(host_count()) / 4)),
+        tag_bits_(kEntryShift - static_cast<uint32_t>(std::bit_width(host_count() - 1))) {}
   Mirror(const Mirror&) = delete;
   Mirror& operator=(const Mirror&) = delete;
 
@@ -117,6 +119,7 @@ class Mirror {
     LOST     ///< the whole index must be read again
   };
 
+  uint32_t host_count() const { return c_.layout.geometry().host_count; }
   uint64_t tag_mask() const { return (uint64_t{1} << tag_bits_) - 1; }
   uint32_t item(uint32_t host, uint32_t entry, uint64_t tag) const {
     return (entry + 1) << kEntryShift | host << tag_bits_ | static_cast<uint32_t>(tag & tag_mask());
@@ -186,10 +189,12 @@ class Mirror {
   Index<A>& index_;
   ChangeLog<A>& log_;
   const uint64_t most_bytes_;
+  /// A power of two. A line has room for 18 items; the index of a full pool has two per bucket and
+  /// host, more where a host has more than its share.
+  const uint64_t row_lines_;
+  const uint32_t tag_bits_;  ///< of the tag, in an item
 
   std::atomic<uint32_t> rounds_wanted_{0};  ///< of keep_up(), since a batch has asked
-  uint64_t row_lines_ = 0;                  ///< a power of two
-  uint32_t tag_bits_ = 0;                   ///< of the tag, in an item
   std::array<Rows, 2 * (BH_SETS_MAX + 1)> rows_;
   std::atomic<uint32_t> rows_count_{0};
   uint64_t bytes_ = 0;                  ///< of all rows
@@ -408,12 +413,7 @@ template <class A>
 bool Mirror<A>::have_memory() {
   const Layout::Sets& sets = c_.layout.sets();
   if (sets_ == &sets) return !no_memory_;
-  const uint32_t hosts = c_.layout.geometry().host_count;
   const std::lock_guard guard(mutex_);
-  // A line has room for 18 items; the index of a full pool has two per bucket and host, more where
-  // a host has more than its share.
-  row_lines_ = std::max<uint64_t>(1, std::bit_ceil(hosts) / 4);
-  tag_bits_ = kEntryShift - static_cast<uint32_t>(std::bit_width(hosts - 1));
   sets_ = &sets;
   if (whole_ != 0) set_whole(0);
   for (Walk& walk : walks_) walk.begun = false;
@@ -432,7 +432,7 @@ bool Mirror<A>::add_rows(const Set& set) {
     if (rows_[i].first_bucket == set.first_bucket) return rows_[i].bucket_count == set.bucket_count;
   }
   const uint64_t row_bytes = BH_LINE_BYTES * row_lines_ * set.bucket_count;
-  const uint64_t mark_bytes = sizeof(uint16_t) * c_.layout.geometry().host_count * set.bucket_count;
+  const uint64_t mark_bytes = sizeof(uint16_t) * host_count() * set.bucket_count;
   if (count == rows_.size() || bytes_ + row_bytes + mark_bytes > most_bytes_) return false;
   Rows& rows = rows_[count];
   rows.marks = PrivateMemory(mark_bytes);
@@ -463,7 +463,7 @@ void Mirror<A>::keep_up(uint64_t hosts, uint64_t until_ns) {
     whole = whole_;
   }
   // In turn, so that no host keeps the others from it. A walk goes on to its end.
-  const uint32_t count = c_.layout.geometry().host_count;
+  const uint32_t count = host_count();
   for (uint32_t n = 0; n < count; ++n) {
     const uint32_t host = next_host_;
     const bool mirrored = (whole >> host & 1) != 0;
