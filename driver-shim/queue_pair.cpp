@@ -404,8 +404,8 @@ class QueuePair::Impl {
       end_waiting(no_answer());
     }
   }
-  /// It may be lost; the next job asks again. If it is answered after all, nothing is sent for that
-  /// area (P3), and the device frees it for the next.
+  /// The command may be lost: the next job sends another. A late completion of it counts for
+  /// nothing (P3), and the device frees that area when it takes the next one.
   void forget_attach() {
     if (attach_number_ != 0) remove(commands_[index_of(std::exchange(attach_number_, 0))]);
   }
@@ -711,7 +711,7 @@ class QueuePair::Impl {
     return true;
   }
 
-  /// A device that was started anew takes nothing that was sent before this process saw that.
+  /// The opcode word of a command to the session of the device that this process follows.
   uint64_t to_session(uint64_t opcode) const { return session_ << 32 | opcode; }
 
   Message message_of(const Command& command, uint64_t opcode) const {
@@ -829,7 +829,7 @@ class QueuePair::Impl {
   Pieces request_pieces_, answer_pieces_;
   uint64_t answers_offset_ = 0;
   bool is_attached_ = false;
-  uint64_t attach_number_ = 0;  // of the command that asks for an area; 0: none does
+  uint64_t attach_number_ = 0;  // of the ATTACH that is under way; 0: none is
   uint64_t next_serial_;
   std::deque<Command> commands_;
   std::vector<uint32_t> free_;    // of them

@@ -130,7 +130,7 @@ class Channel {
     return taken;
   }
 
-  /// The session of this side, since open().
+  /// The session that open() began, of this side. For the sending thread.
   uint64_t session() const { return out_.session; }
 
   /// Session of the peer whose messages poll() takes; 0: it has not opened yet. When it changes,

@@ -263,7 +263,7 @@ TEST_F(DeviceTest, ComesBackUnderThreads) {
   EXPECT_EQ(refused, 0u);
 }
 
-/// Also if they come when its session has begun already.
+/// Also where commands to an earlier session arrive after this one began.
 TEST_F(DeviceTest, APairTakesOnlyWhatWasSentToItsSession) {
   Pool of_device = Pool::open(pool_.locator(), {.prefault = false}).value();
   Window window = Window::open(pool()).value(), device_window = Window::open(of_device).value();
@@ -298,8 +298,8 @@ TEST_F(DeviceTest, APairTakesOnlyWhatWasSentToItsSession) {
   }
 }
 
-/// The first job fails; the device is asked again for the next one.
-TEST_F(DeviceTest, ALostQuestionForAnAreaIsAskedAgain) {
+/// The job that waits for it is lost; the next job sends another ATTACH.
+TEST_F(DeviceTest, ALostAttachIsSentAgain) {
   Pool of_device = Pool::open(pool_.locator(), {.prefault = false}).value();
   Window window = Window::open(of_device).value();
   ASSERT_TRUE(window.become_device());
@@ -307,13 +307,13 @@ TEST_F(DeviceTest, ALostQuestionForAnAreaIsAskedAgain) {
                          BH_DEVICE_QUEUE_BYTES);
   device.open();
   std::atomic<bool> stops = false;
-  std::atomic<uint32_t> asked = 0;
+  std::atomic<uint32_t> attached = 0;
   std::thread takes_and_says_nothing([&] {
     while (!stops) {
       core::Message command{};
       if (device.poll(std::span(&command, 1)) == 1 &&
           (command[BH_COMMAND_OPCODE] & UINT32_MAX) == BH_DEVICE_ATTACH)
-        ++asked;
+        ++attached;
     }
   });
   {
@@ -324,9 +324,9 @@ TEST_F(DeviceTest, ALostQuestionForAnAreaIsAskedAgain) {
     Answer answer(request);
     for (const uint32_t times : {1u, 2u, 3u}) {
       EXPECT_EQ((*pair)->run(request, answer.room()).status(), Status::DEVICE_LOST);
-      for (int ms = 0; asked < times && ms < 10'000; ++ms)
+      for (int ms = 0; attached < times && ms < 10'000; ++ms)
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      EXPECT_EQ(asked, times);
+      EXPECT_EQ(attached, times);
     }
   }
   stops = true;

@@ -32,8 +32,8 @@ enum {
 
 /* The words of a command. The eighth is the tag of the channel.
  *   0  id: the completion has the same
- *   1  opcode, low 32 bits; the session of the device, in the channel, that it is sent to, high 32
- *      bits: another one does not take it
+ *   1  opcode, low 32 bits; high 32 bits: the session of the device's side of the channel that the
+ *      command is sent to; every other session drops it
  *   2  offset of the input in the pool
  *   3  input bytes
  *   4  where the answer goes in the area of the pair, a multiple of 64
