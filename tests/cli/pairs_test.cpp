@@ -52,6 +52,13 @@ std::string name_of(const Leaf& leaf) {
 }
 void PrintTo(const Leaf& leaf, std::ostream* out) { *out << name_of(leaf); }
 
+void check_examples(const CLI::App& app, const std::string& name) {
+  if (name == "bowhead bench") return;  // its help is that of the program bowhead-bench
+  EXPECT_NE(app.help().find("\n  " + name), std::string::npos) << app.help();
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
+    check_examples(*command, name + " " + command->get_name());
+}
+
 void collect(const CLI::App& app, Words path, std::vector<Leaf>& leaves) {
   const auto below = app.get_subcommands([](const CLI::App*) { return true; });
   if (path == kBench && below.empty()) return;  // the program's commands take its place
@@ -63,17 +70,26 @@ void collect(const CLI::App& app, Words path, std::vector<Leaf>& leaves) {
   }
 }
 
-std::vector<Leaf> all_leaves() {
-  static CLI::App app, bench_app;
+struct Programs {
+  CLI::App bowhead, bench;
+};
+
+const Programs& programs() {
+  static Programs all;
   static cli::Action action;
   static const bool made = [] {
-    cli::add_all_commands(app, action, "");
-    bench::add_all_commands(bench_app, action, "");
+    cli::add_all_commands(all.bowhead, action, "");
+    bench::add_all_commands(all.bench, action, "");
     return true;
   }();
+  (void)made;
+  return all;
+}
+
+std::vector<Leaf> all_leaves() {
   std::vector<Leaf> leaves;
-  if (made) collect(app, {}, leaves);
-  if (made) collect(bench_app, kBench, leaves);
+  collect(programs().bowhead, {}, leaves);
+  collect(programs().bench, kBench, leaves);
   return leaves;
 }
 
@@ -460,6 +476,12 @@ TEST_P(Pairs, EndAsDocumented) {
     fs::remove("/dev/shm/bowhead-" + tag_);
   }
   EXPECT_TRUE(succeeded_ > 0 || kNeedOthers.contains(name)) << "all were refused";
+}
+
+// Also of a command that only has others below it: its help has an example of one of them.
+TEST(Help, HasAnExampleOfTheCommand) {
+  check_examples(programs().bowhead, "bowhead");
+  check_examples(programs().bench, "bowhead-bench");
 }
 
 INSTANTIATE_TEST_SUITE_P(Commands, Pairs, testing::ValuesIn(all_leaves()),

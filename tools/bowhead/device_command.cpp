@@ -156,7 +156,7 @@ void print_info(const DeviceInfo& info) {
   print(fmt::format("operations  {}\n", operations_of(info.capabilities.operations)));
   print(fmt::format("health      {}\n",
                     troubles.empty() ? "ok" : fmt::format("{}", fmt::join(troubles, ", "))));
-  print(fmt::format("commands    {}, of which {} were refused, by {} processes now\n",
+  print(fmt::format("commands    {}, of which {} were refused; processes now: {}\n",
                     grouped(counters.commands), grouped(counters.refused),
                     grouped(counters.pairs)));
   print(fmt::format("read        {} of blocks\n", exact_bytes(counters.read_bytes)));
@@ -374,6 +374,12 @@ Example:
 void add_device_command(CLI::App& app, Action& action) {
   auto* group = app.add_subcommand("device", "Compute next to the memory, in a process of its own");
   group->require_subcommand(1);
+  group->footer(R"(
+Examples:
+  bowhead device serve shm:demo &
+  bowhead device ping shm:demo
+  bowhead topk shm:demo b0 --namespace kv --device
+  bowhead device info shm:demo)");
   auto a = std::make_shared<Arguments>();
   add_serve(*group, action, a);
   add_pci(*group, action, a);

@@ -190,6 +190,10 @@ Example:
 void add_namespace_commands(CLI::App& app, Action& action) {
   auto* ns = app.add_subcommand("ns", "List and remove namespaces");
   ns->require_subcommand(1);
+  ns->footer(R"(
+Examples:
+  bowhead ns list shm:demo
+  bowhead ns rm shm:demo keys --yes)");
   add_list(*ns, action);
   add_rm(*ns, action);
 }
