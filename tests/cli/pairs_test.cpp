@@ -52,13 +52,6 @@ std::string name_of(const Leaf& leaf) {
 }
 void PrintTo(const Leaf& leaf, std::ostream* out) { *out << name_of(leaf); }
 
-void check_examples(const CLI::App& app, const std::string& name) {
-  if (name == "bowhead bench") return;  // its help is that of the program bowhead-bench
-  EXPECT_NE(app.help().find("\n  " + name), std::string::npos) << app.help();
-  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
-    check_examples(*command, name + " " + command->get_name());
-}
-
 void collect(const CLI::App& app, Words path, std::vector<Leaf>& leaves) {
   const auto below = app.get_subcommands([](const CLI::App*) { return true; });
   if (path == kBench && below.empty()) return;  // the program's commands take its place
@@ -72,17 +65,16 @@ void collect(const CLI::App& app, Words path, std::vector<Leaf>& leaves) {
 
 struct Programs {
   CLI::App bowhead, bench;
+  cli::Action action;
+
+  Programs() {
+    cli::add_all_commands(bowhead, action, "");
+    bench::add_all_commands(bench, action, "");
+  }
 };
 
 const Programs& programs() {
-  static Programs all;
-  static cli::Action action;
-  static const bool made = [] {
-    cli::add_all_commands(all.bowhead, action, "");
-    bench::add_all_commands(all.bench, action, "");
-    return true;
-  }();
-  (void)made;
+  static const Programs all;
   return all;
 }
 
@@ -478,10 +470,28 @@ TEST_P(Pairs, EndAsDocumented) {
   EXPECT_TRUE(succeeded_ > 0 || kNeedOthers.contains(name)) << "all were refused";
 }
 
+void check_examples(const CLI::App& app, const std::string& name) {
+  if (name == "bowhead bench") return;  // its help is that of the program bowhead-bench
+  EXPECT_NE(app.help().find("\n  " + name), std::string::npos) << app.help();
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
+    check_examples(*command, name + " " + command->get_name());
+}
+
 // Also of a command that only has others below it: its help has an example of one of them.
 TEST(Help, HasAnExampleOfTheCommand) {
   check_examples(programs().bowhead, "bowhead");
   check_examples(programs().bench, "bowhead-bench");
+}
+
+TEST(Help, ThePageOfTheCommandLineListsEveryCommand) {
+  std::ifstream file(BOWHEAD_CLI_PAGE);
+  const std::string page{std::istreambuf_iterator<char>(file), {}};
+  std::vector<Leaf> leaves;
+  collect(programs().bowhead, {}, leaves);
+  for (const Leaf& leaf : leaves) {
+    const std::string command = fmt::format("\n    bowhead {} ", fmt::join(leaf.path, " "));
+    EXPECT_NE(page.find(command), std::string::npos) << command;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Commands, Pairs, testing::ValuesIn(all_leaves()),
